@@ -4,19 +4,29 @@
 //! |-------------|-----------------------------------------------------------------------|
 //! | resize      | the rights of an administrator ([`Context::require_admin`])           |
 //! | min_size    | the rights of an administrator                                        |
-//! | cancel_resize, reset_stats | the rights of an administrator                         |
+//! | add, remove | the rights of an administrator. The server opens a new device with its own rights |
+//! | cancel_resize, cancel_removal, reset_stats | the rights of an administrator          |
 //! | stats       | nothing but a file of the filesystem                                  |
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use ubtrfs_device::Device;
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::item::DevStatsItem;
 use ubtrfs_format::print::escaped;
 use ubtrfs_format::{DevId, Logical};
 use ubtrfs_fs::{Error, ExtentUse, InodeId};
+use ubtrfs_transaction::{Job, detect};
 
 use crate::execute::Context;
 use crate::failure::{Failure, Result};
+use crate::open_image::ImageId;
+use crate::resolve::PathBytes;
 
 /// A command on devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,10 +46,35 @@ pub enum Request {
     },
     /// Cancels the running resize, and waits until it has ended.
     CancelResize,
+    /// Adds a device, and deletes its content: [`Response::Added`].
+    Add(NewDevice),
+    /// Moves everything on these devices to the others, and removes them: [`Response::Removed`].
+    Remove {
+        /// The devices.
+        devids: Vec<u64>,
+    },
+    /// Cancels the running removals, and waits until they have ended.
+    CancelRemoval,
     /// Returns the error counters of all devices: [`Response::Stats`].
     Stats,
     /// Sets the error counters of all devices to 0, and returns the counters before: [`Response::Stats`].
     ResetStats,
+}
+
+/// A device that is to join the filesystem, or to take the place of another one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewDevice {
+    /// The absolute path.
+    pub path: PathBytes,
+    /// What the client found there.
+    pub id: ImageId,
+    /// Whether a device with known content is taken.
+    #[serde(default)]
+    pub force: bool,
+    /// Whether the device is not told that its content is not needed.
+    #[serde(default)]
+    pub keeps_blocks: bool,
 }
 
 /// The error counters of a device, which are kept in the filesystem.
@@ -88,8 +123,15 @@ pub enum Response {
     },
     /// The smallest size of the device, in bytes.
     MinSize(u64),
-    /// The resize was cancelled.
+    /// The resizes or removals were cancelled.
     Cancelled,
+    /// The device is a part of the filesystem.
+    Added {
+        /// Its device id.
+        devid: u64,
+    },
+    /// The devices are no part of the filesystem any more.
+    Removed,
     /// The error counters of all devices.
     Stats(Vec<Stats>),
 }
@@ -110,12 +152,15 @@ impl NewSize {
 impl Request {
     /// See [`crate::Request::is_long`].
     pub(crate) fn is_long(&self) -> bool {
-        matches!(self, Self::Resize { .. } | Self::CancelResize)
+        matches!(
+            self,
+            Self::Resize { .. } | Self::CancelResize | Self::Add(_) | Self::Remove { .. } | Self::CancelRemoval
+        )
     }
 
     /// See [`crate::Request::changes`].
     pub(crate) fn changes(&self) -> bool {
-        matches!(self, Self::Resize { .. } | Self::CancelResize | Self::ResetStats)
+        self.is_long() || *self == Self::ResetStats
     }
 }
 
@@ -123,44 +168,120 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     if request != Request::Stats {
         context.require_admin()?;
     }
-    let devid = match request {
-        Request::Resize { devid, .. } | Request::MinSize { devid } => devid,
-        Request::CancelResize => return Ok(context.fs.cancel_resize().map(|()| Response::Cancelled)?),
-        Request::Stats => return Ok(Response::Stats(stats(context, context.fs.device_stats()))),
-        Request::ResetStats => return Ok(Response::Stats(stats(context, context.fs.reset_device_stats()?))),
-    };
-    let devid = DevId(devid);
-    if !context.fs.space_usage().devices.iter().any(|device| device.devid == devid) {
-        let text = format!("there is no device {devid}; list the devices with: ubtrfs filesystem show");
-        return Err(Failure::new(Errno::NODEV, text));
+    match request {
+        Request::Resize { devid, to } => resize(context, known(context, devid)?, to),
+        Request::MinSize { devid } => Ok(Response::MinSize(context.fs.min_device_size(known(context, devid)?)?)),
+        Request::CancelResize => Ok(context.fs.cancel_resize().map(|()| Response::Cancelled)?),
+        Request::Add(new) => add(context, &new),
+        Request::Remove { devids } => remove(context, &devids),
+        Request::CancelRemoval => Ok(context.fs.cancel_removal().map(|()| Response::Cancelled)?),
+        Request::Stats => Ok(Response::Stats(stats(context, context.fs.device_stats()))),
+        Request::ResetStats => Ok(Response::Stats(stats(context, context.fs.reset_device_stats()?))),
     }
-    let Request::Resize { to, .. } = request else {
-        return Ok(Response::MinSize(context.fs.min_device_size(devid)?));
-    };
+}
+
+/// Fails if the filesystem does not have this device.
+pub(crate) fn known(context: &Context<'_>, devid: u64) -> Result<DevId> {
+    let devid = DevId(devid);
+    if context.fs.space_usage().devices.iter().any(|device| device.devid == devid) {
+        return Ok(devid);
+    }
+    let text = format!("there is no device {devid}; list the devices with: ubtrfs filesystem show");
+    Err(Failure::new(Errno::NODEV, text))
+}
+
+fn add(context: &Context<'_>, new: &NewDevice) -> Result<Response> {
+    let device = open_new(context, new)?;
+    Ok(Response::Added { devid: context.fs.add_device(device, context.job)?.0 })
+}
+
+/// Opens a device for the filesystem, and discards its content.
+pub(crate) fn open_new(context: &Context<'_>, new: &NewDevice) -> Result<Arc<dyn Device>> {
+    let path = Path::new(OsStr::from_bytes(&new.path.0));
+    if !path.is_absolute() {
+        return Err(Failure::new(Errno::INVAL, "the path of a new device must be absolute"));
+    }
+    let device = context.host.open_device(path, new.id)?;
+    if !new.force
+        && let Some(content) = detect(device.as_ref()).map_err(Error::Engine)?
+    {
+        let text = format!("{} contains {content}; to overwrite it, use -f", device.describe());
+        return Err(Failure::new(Errno::EXIST, text));
+    }
+    if !new.keeps_blocks && device.can_discard() {
+        discard_whole(device.as_ref(), context.job)?;
+    }
+    Ok(device)
+}
+
+/// Tells a device that nothing on it is needed. A device that does not support that is left as it is.
+fn discard_whole(device: &dyn Device, job: &Job) -> Result<()> {
+    let end = device.len_bytes();
+    job.add_total(end);
+    let mut at = 0;
+    while at < end {
+        job.check().map_err(Error::Engine)?;
+        let len_bytes = end.saturating_sub(at).min(DISCARDED_AT_ONCE);
+        if device.discard(at, len_bytes).is_err() {
+            return Ok(());
+        }
+        job.advance(len_bytes);
+        at = at.saturating_add(len_bytes);
+    }
+    Ok(())
+}
+
+/// The most bytes that are discarded between two tests for a cancellation.
+const DISCARDED_AT_ONCE: u64 = 1 << 30;
+
+fn remove(context: &Context<'_>, devids: &[u64]) -> Result<Response> {
+    let mut devids = devids.iter().map(|devid| known(context, *devid)).collect::<Result<Vec<DevId>>>()?;
+    devids.sort_unstable();
+    devids.dedup();
+    if devids.is_empty() {
+        return Err(Failure::new(Errno::INVAL, "no device was named"));
+    }
+    let removed = context.fs.remove_devices(&devids, context.job);
+    removed.map_err(|error| {
+        let no_space = "no space left on the other devices; add a device first, or remove files";
+        let cancelled = "it was cancelled; what was moved so far stays on the other devices";
+        moving_failed(context, error, no_space, cancelled)
+    })?;
+    Ok(Response::Removed)
+}
+
+fn resize(context: &Context<'_>, devid: DevId, to: NewSize) -> Result<Response> {
     let (before, has) = context.fs.device_size(devid)?;
     let wanted = to.bytes(before, has).ok_or_else(|| {
         Failure::new(Errno::INVAL, format!("device {devid} has {before} bytes; the requested change is out of range"))
     })?;
     context.fs.resize_device(devid, wanted, context.job).map_err(|error| match error {
-        Error::Engine(EngineError::NoSpace) => Failure::new(
-            Errno::NOSPC,
-            "no space left below the new end; give a larger size (see: ubtrfs inspect min-dev-size), or remove files first",
-        ),
-        Error::Engine(EngineError::Cancelled) => {
-            let text = "it was cancelled; the size is unchanged, and block groups moved so far keep their new place";
-            Failure::new(Errno::from_raw_os_error(Error::Engine(EngineError::Cancelled).errno()), text)
-        }
         Error::Engine(error @ EngineError::Refused { .. }) if wanted < before => {
             Failure::new(Errno::INVAL, format!("{error} (see: ubtrfs inspect min-dev-size)"))
         }
-        Error::Engine(EngineError::Corrupt(corrupt)) => {
-            let files = corrupt.bytenr.map_or_else(String::new, |bytenr| used_by(context, bytenr));
-            Failure::new(Errno::from_raw_os_error(EngineError::Corrupt(corrupt.clone()).errno()), format!("{corrupt}{files}"))
+        other => {
+            let no_space = "no space left below the new end; give a larger size (see: ubtrfs inspect min-dev-size), or remove \
+                            files first";
+            let cancelled = "it was cancelled; the size is unchanged, and block groups moved so far keep their new place";
+            moving_failed(context, other, no_space, cancelled)
         }
-        other => other.into(),
     })?;
     let (now, _) = context.fs.device_size(devid)?;
     Ok(Response::Resized { before, now })
+}
+
+/// The failure of work that moves block groups or copies a device.
+pub(crate) fn moving_failed(context: &Context<'_>, error: Error, no_space: &str, cancelled: &str) -> Failure {
+    let errno = Errno::from_raw_os_error(error.errno());
+    match error {
+        Error::Engine(EngineError::NoSpace) => Failure::new(errno, no_space),
+        Error::Engine(EngineError::Cancelled) => Failure::new(errno, cancelled),
+        Error::Engine(EngineError::Corrupt(corrupt)) => {
+            let files = corrupt.bytenr.map_or_else(String::new, |bytenr| used_by(context, bytenr));
+            Failure::new(errno, format!("{corrupt}{files}"))
+        }
+        other => other.into(),
+    }
 }
 
 /// The paths of some files that use data at this address, as the end of a message about it. Empty if there are none.

@@ -1,20 +1,25 @@
 //! [`execute`] runs every command: for the command line on an image, for the control socket of a mount, and for ioctls.
 
 use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::Arc;
 
 use rustix::io::Errno;
+use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::RootId;
+use ubtrfs_format::print::escaped;
 use ubtrfs_fs::{Fs, InodeId};
 use ubtrfs_transaction::Job;
 
 use crate::caller::{Caller, permit};
 use crate::failure::{Failure, Result};
 use crate::message::{Request, Response};
+use crate::open_image::ImageId;
 use crate::process::ProcessFile;
 use crate::stream::Stream;
 use crate::{
-    balance, defragment, device, disk_usage, file, filesystem, join, quota, receive, resolve, scrub, search, send,
-    subvolume,
+    balance, defragment, device, disk_usage, file, filesystem, join, quota, receive, replace, resolve, scrub, search,
+    send, subvolume,
 };
 
 /// The index of a file among the files sent with a request.
@@ -118,9 +123,28 @@ pub trait Host: Send + Sync {
     /// the lock of a directory.
     fn settle(&self) {}
 
+    /// Opens a device that is to join the filesystem, with the rights of this process. Fails if `path` does not lead to the
+    /// device that the client found there.
+    fn open_device(&self, path: &Path, id: ImageId) -> Result<Arc<dyn Device>> {
+        open_device(path, id)
+    }
+
     /// The host's own counters, as Prometheus text. `names_files` tells whether the text may name files.
     fn stats(&self, _names_files: bool) -> String {
         String::new()
+    }
+}
+
+/// Opens a device that is to join the filesystem. Fails if `path` does not lead to the device that the client found there.
+pub fn open_device(path: &Path, id: ImageId) -> Result<Arc<dyn Device>> {
+    let cannot = |text: String| Failure::new(Errno::INVAL, text);
+    let device = FileDevice::open(path, Access::ReadWrite).map_err(|error| cannot(error.to_string()))?;
+    match device.place() {
+        Ok(found) if found == id.place() => Ok(Arc::new(device)),
+        _ => Err(cannot(format!(
+            "{} leads to another file for the server than for you; run the command where the filesystem was mounted",
+            escaped(path.as_os_str().as_encoded_bytes())
+        ))),
     }
 }
 
@@ -213,6 +237,7 @@ pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
         Request::File(request) => file::execute(context, request).map(Response::File),
         Request::Quota(request) => quota::execute(context, request).map(Response::Quota),
         Request::Receive(request) => receive::execute(context, &request).map(Response::Receive),
+        Request::Replace(request) => replace::execute(context, request).map(Response::Replace),
         Request::Send(request) => send::execute(context, request).map(Response::Send),
         Request::Resolve(request) => resolve::execute(context, request).map(Response::Resolve),
         Request::Join(request) => join::execute(context, request).map(Response::Join),

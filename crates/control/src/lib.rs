@@ -80,6 +80,7 @@ mod process;
 pub mod quota;
 pub mod receive;
 mod relay;
+pub mod replace;
 pub mod resolve;
 pub mod scrub;
 pub mod search;
@@ -97,7 +98,7 @@ pub use client::{
     Channel, ConnectError, CreatedFile, MountChannel, OpenedFile, await_unmount, connect_to_unmount,
     connect_to_unmount_within, unexpected,
 };
-pub use execute::{Context, FileNr, Host, OpenFile, PlainHost, execute};
+pub use execute::{Context, FileNr, Host, OpenFile, PlainHost, execute, open_device};
 pub use failure::{Failure, Result};
 pub use message::{Direction, Request, Response};
 #[doc(hidden)]

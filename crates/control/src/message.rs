@@ -23,8 +23,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Result};
 use crate::{
-    balance, defragment, device, disk_usage, file, filesystem, join, quota, receive, resolve, scrub, search, send,
-    subvolume,
+    balance, defragment, device, disk_usage, file, filesystem, join, quota, receive, replace, resolve, scrub, search,
+    send, subvolume,
 };
 
 /// The version of the messages. The version changes when an existing command gets another meaning, not for new commands
@@ -57,6 +57,8 @@ pub enum Request {
     Quota(quota::Request),
     /// Finding the paths of addresses, inodes and subvolumes.
     Resolve(resolve::Request),
+    /// Replacing a device.
+    Replace(replace::Request),
     /// Receiving a send stream.
     Receive(receive::Request),
     /// Sending subvolumes.
@@ -77,6 +79,7 @@ impl Request {
             Self::Defragment(_) | Self::DiskUsage(_) | Self::Receive(_) | Self::Send(_) => true,
             Self::Balance(request) => request.is_long(),
             Self::Scrub(request) => request.is_long(),
+            Self::Replace(request) => request.is_long(),
             Self::File(request) => request.is_long(),
             Self::Resolve(_) | Self::Search(_) | Self::Join(_) | Self::AwaitUnmount => false,
             Self::Quota(request) => request.is_long(),
@@ -87,8 +90,9 @@ impl Request {
     pub(crate) fn ends_other(&self) -> bool {
         match self {
             Self::Balance(request) => matches!(request, balance::Request::Pause | balance::Request::Cancel),
-            Self::Device(request) => matches!(request, device::Request::CancelResize),
+            Self::Device(request) => matches!(request, device::Request::CancelResize | device::Request::CancelRemoval),
             Self::Scrub(request) => matches!(request, scrub::Request::Cancel),
+            Self::Replace(request) => matches!(request, replace::Request::Cancel),
             _ => false,
         }
     }
@@ -126,6 +130,7 @@ impl Request {
             Self::Defragment(_) | Self::Receive(_) => true,
             Self::Balance(request) => request.changes(),
             Self::Scrub(request) => request.changes(),
+            Self::Replace(request) => request.changes(),
             Self::File(request) => request.changes(),
             Self::DiskUsage(_) | Self::Resolve(_) | Self::Search(_) | Self::Send(_) | Self::AwaitUnmount => false,
             Self::Join(request) => request.changes(),
@@ -171,6 +176,8 @@ pub enum Response {
     Resolve(resolve::Response),
     /// Receiving a send stream.
     Receive(receive::Response),
+    /// Replacing a device.
+    Replace(replace::Response),
     /// Sending subvolumes.
     Send(send::Response),
     /// Further mounts of the filesystem.

@@ -12,6 +12,7 @@ use std::path::Path;
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use ubtrfs_fs::{Fs, InodeId};
 
 use crate::execute::{Host, OpenFile};
@@ -20,7 +21,8 @@ use crate::mount_file::{MountFile, open_image_to_send};
 use crate::peer::Peers;
 
 /// The identity of an image file or block device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ImageId {
     is_device: bool,
     /// `st_dev` of a file, `st_rdev` of a block device.
@@ -42,6 +44,11 @@ impl ImageId {
         })
     }
 
+    /// What tells images apart, as [`ubtrfs_device::FileDevice::place`] has it.
+    pub(crate) fn place(self) -> (bool, u64, u64) {
+        (self.is_device, self.device, self.ino)
+    }
+
     /// The start of the names of sockets for this image (P1).
     pub(crate) fn socket_prefix(self) -> String {
         let kind = if self.is_device { "device" } else { "file" };
@@ -56,6 +63,10 @@ pub enum ImageWork {
     Balance,
     /// A change of a device's size.
     Resize,
+    /// A removal of devices.
+    Removal,
+    /// A replacement of a device.
+    Replacement,
     /// A scrub.
     Scrub,
 }
@@ -66,6 +77,8 @@ impl ImageWork {
         match self {
             Self::Balance => "balance",
             Self::Resize => "resize",
+            Self::Removal => "removal",
+            Self::Replacement => "replacement",
             Self::Scrub => "scrub",
         }
     }
@@ -79,7 +92,9 @@ impl ImageWork {
     pub(crate) fn of_socket(name: &[u8]) -> Option<Self> {
         // `ubtrfs-file-DEVICE-INO-WORK-RANDOM`
         let word = name.split(|byte| *byte == b'-').nth(4)?;
-        [Self::Balance, Self::Resize, Self::Scrub].into_iter().find(|work| work.word().as_bytes() == word)
+        [Self::Balance, Self::Resize, Self::Removal, Self::Replacement, Self::Scrub]
+            .into_iter()
+            .find(|work| work.word().as_bytes() == word)
     }
 }
 

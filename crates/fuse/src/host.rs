@@ -2,14 +2,17 @@
 //! refer to, and makes the kernel forget changed names, data and attributes.
 
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use rustix::fs::{OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
 use ubtrfs_control::{
-    Context, Failure, FileId, Host, OpenFile, ProcessFile, Processes, Request, Response, execute, quota,
+    Context, Failure, FileId, Host, ImageId, OpenFile, ProcessFile, Processes, Request, Response, execute, open_device,
+    quota,
 };
+use ubtrfs_device::Device;
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId};
 use ubtrfs_transaction::{Metric, prometheus_text};
@@ -162,6 +165,15 @@ impl Host for MountHost {
 
     fn st_ino(&self, id: InodeId) -> Option<u64> {
         Some(self.nodes.st_ino(id))
+    }
+
+    fn open_device(&self, path: &Path, id: ImageId) -> ubtrfs_control::Result<Arc<dyn Device>> {
+        if self.helper.get().is_some() {
+            let text = "the server is confined and opens no files; unmount the filesystem, add the device to its image, and mount \
+                        it again";
+            return Err(Failure::new(Errno::PERM, text));
+        }
+        open_device(path, id)
     }
 
     fn note_mount(&self, mount: u64) {

@@ -16,6 +16,7 @@ pub(crate) mod property;
 pub(crate) mod qgroup;
 pub(crate) mod quota;
 pub(crate) mod receive;
+pub(crate) mod replace;
 pub(crate) mod rescue;
 pub(crate) mod scrub;
 pub(crate) mod send;

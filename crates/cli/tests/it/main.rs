@@ -12,6 +12,7 @@ mod check;
 mod common;
 mod copy_as_cp;
 mod deep_directories;
+mod devices;
 mod differential;
 mod fiemap;
 mod filesystem;

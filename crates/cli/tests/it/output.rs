@@ -52,7 +52,7 @@ fn full_device(dir: &Path) -> PathBuf {
 }
 
 /// Command lines. The second value tells whether the command prints a result, so that it must fail if stdout is lost.
-const LINES: [(&str, bool); 112] = [
+const LINES: [(&str, bool); 118] = [
     ("--help", true),
     ("--version", true),
     ("help", true),
@@ -110,6 +110,12 @@ const LINES: [(&str, bool); 112] = [
     ("subvolume set-default a.img:/", false),
     ("subvolume set-read-only a.img:/ true", false),
     ("subvolume sync a.img", false),
+    ("device add missing.img a.img", false),
+    ("device remove cancel a.img", false),
+    ("replace start 1 missing.img a.img", false),
+    ("replace status a.img", true),
+    ("replace status --json a.img", true),
+    ("replace cancel a.img", false),
     ("device stats a.img", true),
     ("device usage a.img", true),
     ("device ready a.img", false),

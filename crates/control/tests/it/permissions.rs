@@ -8,7 +8,7 @@ use crate::common::{InGroup, OTHER, OWNER, ROOT, TestHost, dir, filesystem, rece
 use rustix::io::Errno;
 use ubtrfs_control::{
     Caller, Context, Failure, OpenFile, Request, Response, balance, device, disk_usage, file, filesystem as whole,
-    join, quota, resolve, scrub, search, send, subvolume,
+    join, quota, replace, resolve, scrub, search, send, subvolume,
 };
 use ubtrfs_device::MemoryDevice;
 use ubtrfs_format::RootId;
@@ -69,6 +69,7 @@ const PERM: i32 = Errno::PERM.raw_os_error();
 const NOTCONN: i32 = Errno::NOTCONN.raw_os_error();
 const BADF: i32 = Errno::BADF.raw_os_error();
 const ACCES: i32 = Errno::ACCESS.raw_os_error();
+const INVAL: i32 = Errno::INVAL.raw_os_error();
 const NOENT: i32 = Errno::NOENT.raw_os_error();
 
 fn create() -> Request {
@@ -165,6 +166,21 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (Request::Device(device::Request::MinSize { devid: 1 }), &["/"], admins),
         (Request::Device(device::Request::ResetStats), &["/"], admins),
         (Request::Device(device::Request::CancelResize), &["/"], [NOTCONN, NOTCONN, PERM, PERM, PERM]),
+        // Nothing is opened before the rights are checked; then the new device does not exist.
+        (Request::Device(device::Request::Add(no_device())), &["/"], [INVAL, INVAL, PERM, PERM, PERM]),
+        (Request::Device(device::Request::Remove { devids: vec![1] }), &["/"], [INVAL, INVAL, PERM, PERM, PERM]),
+        (Request::Device(device::Request::CancelRemoval), &["/"], [NOTCONN, NOTCONN, PERM, PERM, PERM]),
+        (
+            Request::Replace(replace::Request::Start(replace::Start {
+                devid: 1,
+                new: no_device(),
+                avoids_source: false,
+            })),
+            &["/"],
+            [INVAL, INVAL, PERM, PERM, PERM],
+        ),
+        (Request::Replace(replace::Request::Status), &["/"], admins),
+        (Request::Replace(replace::Request::Cancel), &["/"], [NOTCONN, NOTCONN, PERM, PERM, PERM]),
         (
             Request::Send(send::Request::FindNew { subvolume: 5, generation: u64::MAX }),
             &["/"],
@@ -237,6 +253,17 @@ fn a_server_that_shows_one_subvolume_takes_no_further_mounts() {
     assert!(refused.text.contains("one subvolume only"), "{refused}");
     fs.show_top_level();
     ubtrfs_control::execute(&context, find()).unwrap();
+}
+
+/// A new device that does not exist.
+fn no_device() -> device::NewDevice {
+    let file = std::fs::File::open("/dev/null").unwrap();
+    device::NewDevice {
+        path: resolve::PathBytes(b"/nonexistent/device".to_vec()),
+        id: ubtrfs_control::ImageId::of(&file).unwrap(),
+        force: false,
+        keeps_blocks: false,
+    }
 }
 
 fn items() -> search::Range {

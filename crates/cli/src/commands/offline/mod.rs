@@ -364,6 +364,14 @@ fn advice(work: ImageWork, image: &Path) -> String {
             format!("balances it; see: ubtrfs balance status {image}, or end it with: ubtrfs balance cancel {image}")
         }
         ImageWork::Resize => format!("resizes it; end it with: ubtrfs filesystem resize cancel {image}"),
+        ImageWork::Removal => {
+            format!("changes its devices; end a removal with: ubtrfs device remove cancel {image}")
+        }
+        ImageWork::Replacement => {
+            format!(
+                "replaces a device; see: ubtrfs replace status {image}, or end it with: ubtrfs replace cancel {image}"
+            )
+        }
         ImageWork::Scrub => {
             format!("scrubs it; see: ubtrfs scrub status {image}, or end it with: ubtrfs scrub cancel {image}")
         }

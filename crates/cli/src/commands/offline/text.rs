@@ -161,14 +161,27 @@ fn days_of(year: i64, month: i64, day: i64) -> i64 {
 /// Formats seconds since 1970 as `Sat Nov 21 15:38:32 2026`, in UTC.
 pub(crate) fn long_time_text(sec: i64) -> String {
     const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
-    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
     let days = sec.div_euclid(DAY);
     let (year, month, day) = civil(days);
+    let weekday = usize::try_from(days.rem_euclid(7)).map_or("", |index| DAYS[index]);
+    format!("{weekday} {} {day:2} {} {year}", month_name(month), clock_text(sec))
+}
+
+/// Formats seconds since 1970 as `21.Nov 15:38:32`, in UTC.
+pub(crate) fn day_time_text(sec: i64) -> String {
+    let (_, month, day) = civil(sec.div_euclid(DAY));
+    format!("{day:2}.{} {}", month_name(month), clock_text(sec))
+}
+
+fn month_name(month: i64) -> &'static str {
+    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    usize::try_from(month - 1).map_or("", |index| MONTHS[index])
+}
+
+fn clock_text(sec: i64) -> String {
     let secs = sec.rem_euclid(DAY);
     let (hour, minute, second) = (secs / 3600, secs / 60 % 60, secs % 60);
-    let name = |names: &[&'static str], index: i64| usize::try_from(index).map_or("", |index| names[index]);
-    let (weekday, month) = (name(&DAYS, days.rem_euclid(7)), name(&MONTHS, month - 1));
-    format!("{weekday} {month} {day:2} {hour:02}:{minute:02}:{second:02} {year}")
+    format!("{hour:02}:{minute:02}:{second:02}")
 }
 
 /// Converts days since 1970 to year, month and day in the proleptic Gregorian calendar.

@@ -1,13 +1,19 @@
-//! `ubtrfs device stats`, `usage`, `ready` and `scan`: the error counters and the space of devices, and which devices are
-//! there, printed as btrfs-progs prints them.
+//! `ubtrfs device`: devices join and leave (`add`, `remove`), their error counters and space, and which devices are there,
+//! printed as btrfs-progs prints them.
+
+mod add;
+mod remove;
+
+pub(crate) use add::new_device;
+pub(crate) use remove::devids_of;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
 use serde_json::json;
-use ubtrfs_control::Response as AnyResponse;
 use ubtrfs_control::device::{Request, Response, Stats};
+use ubtrfs_control::{Channel, Response as AnyResponse, filesystem};
 use ubtrfs_device::{Access, FileDevice, block_devices};
 use ubtrfs_format::print::escaped;
 use ubtrfs_format::superblock::{MAGIC, Superblock};
@@ -15,7 +21,7 @@ use ubtrfs_format::superblock::{MAGIC, Superblock};
 use super::committed::first_superblock;
 use super::filesystem::{DeviceUsageArgs, device_usage};
 use super::offline::{Use, open_device, with_members};
-use super::place::{FilesystemArgs, await_server, find_own, with_channel};
+use super::place::{FilesystemArgs, Target, await_server, find_own, with_channel};
 use crate::columns::columns;
 use crate::common::{Shown, each, print_json, print_out, print_progs_json};
 use crate::progs::is_progs;
@@ -29,6 +35,8 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Command {
+    Add(add::AddArgs),
+    Remove(remove::RemoveArgs),
     Stats(StatsArgs),
     Usage(DeviceUsageArgs),
     Ready(ReadyArgs),
@@ -85,11 +93,39 @@ struct StatsArgs {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
+        Command::Add(args) => add::run(&args),
+        Command::Remove(args) => remove::run(&args),
         Command::Stats(args) => stats(args),
         Command::Usage(args) => Ok(device_usage(&args)),
         Command::Ready(args) => ready(&args),
         Command::Scan(args) => scan(&args),
     }
+}
+
+/// Divides the operands of a command into devices, and the filesystem at the end.
+fn filesystem_of(paths: &[PathBuf]) -> anyhow::Result<(Vec<PathBuf>, Target)> {
+    let Some((filesystem, devices)) = paths.split_last().filter(|(_, devices)| !devices.is_empty()) else {
+        bail!("give the devices, then the filesystem: a directory in its mount, or an image");
+    };
+    let target = Target::from(filesystem.clone().into_os_string()).or_image().or_its_mount();
+    Ok((devices.to_vec(), target))
+}
+
+/// Asks for facts about a filesystem.
+fn call_filesystem(
+    channel: &Channel<'_>,
+    target: &Target,
+    request: filesystem::Request,
+) -> anyhow::Result<filesystem::Response> {
+    match channel.call(ubtrfs_control::Request::Filesystem(request), &[]) {
+        Ok(AnyResponse::Filesystem(response)) => Ok(response),
+        Ok(_) => Err(unexpected(target)),
+        Err(failure) => Err(failure).with_context(|| format!("cannot list the devices of {}", target.filesystem())),
+    }
+}
+
+fn unexpected(target: &Target) -> anyhow::Error {
+    anyhow!("the server of {target} gave an unexpected answer; unmount and mount with this ubtrfs")
 }
 
 fn ready(args: &ReadyArgs) -> anyhow::Result<ExitCode> {
@@ -148,7 +184,7 @@ fn stats(args: StatsArgs) -> anyhow::Result<ExitCode> {
         let done = channel.call(ubtrfs_control::Request::Device(request), &[]);
         match done.map_err(|failure| anyhow!("cannot {what} the error counters of {target}: {failure}"))? {
             AnyResponse::Device(Response::Stats(stats)) => Ok(stats),
-            _ => bail!("the server of {target} gave an unexpected answer; unmount and mount with this ubtrfs"),
+            _ => Err(unexpected(&target)),
         }
     })?;
     match (args.json, args.table) {

@@ -1,0 +1,99 @@
+//! `ubtrfs device add DEVICE... PATH|IMAGE`
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, anyhow};
+use serde_json::json;
+use ubtrfs_control::device::{NewDevice, Request, Response};
+use ubtrfs_control::resolve::PathBytes;
+use ubtrfs_control::{Channel, ImageId, ImageWork};
+use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_format::print::insert_name;
+
+use super::{filesystem_of, unexpected};
+use crate::commands::offline::ImageOptions;
+use crate::commands::place::{Target, find_own};
+use crate::commands::served::with_served;
+use crate::common::{Shown, format_size, print_json, print_out};
+use crate::job::with_progress_in_bytes;
+use crate::progs::is_progs;
+
+/// Add devices to a filesystem
+///
+/// Everything on the devices is lost. The new space is used for new block groups; to spread what the filesystem has
+/// already, run: ubtrfs balance start PATH
+#[derive(clap::Args)]
+pub(super) struct AddArgs {
+    /// The block devices or image files, then a directory in the mount, or an image that is not mounted. A new image file
+    /// is made with: truncate -s SIZE FILE
+    #[arg(value_name = "DEVICE... PATH|IMAGE", required = true, num_args = 2..)]
+    paths: Vec<PathBuf>,
+    #[command(flatten)]
+    image: ImageOptions,
+    /// Overwrite a filesystem or other known content on the devices
+    #[arg(short, long)]
+    force: bool,
+    /// Do not discard the content of the devices first
+    #[arg(short = 'K', long)]
+    nodiscard: bool,
+    /// Accepted for compatibility with btrfs-progs; the command always waits for other changes of devices
+    #[arg(long)]
+    enqueue: bool,
+    /// Print the new devices as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &AddArgs) -> anyhow::Result<ExitCode> {
+    let (devices, target) = filesystem_of(&args.paths)?;
+    let added = with_served(&target, &args.image, ImageWork::Removal, |channel| {
+        devices.iter().map(|path| add(args, channel, &target, path)).collect::<anyhow::Result<Vec<_>>>()
+    })?;
+    match args.json {
+        true => print_json(&added.into()),
+        false => Ok(()),
+    }?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Adds a device, tells so, and returns the facts about it.
+fn add(args: &AddArgs, channel: &Channel<'_>, target: &Target, path: &Path) -> anyhow::Result<serde_json::Value> {
+    let (new, size_bytes) = new_device(path, args.force, args.nodiscard)?;
+    let full = new.path.0.clone();
+    let request = Request::Add(new);
+    let done = with_progress_in_bytes("discarding what is on the device", |job| {
+        channel.call_with(ubtrfs_control::Request::Device(request), &[], job)
+    });
+    let done = done.map_err(|failure| anyhow!("cannot add {} to {target}: {failure}", path.shown()))?;
+    let ubtrfs_control::Response::Device(Response::Added { devid }) = done else {
+        return Err(unexpected(target));
+    };
+    if !args.json && !is_progs() {
+        print_out(&format!("{} is device {devid} now, with {}\n", path.shown(), format_size(size_bytes)))?;
+    }
+    let mut value = json!({ "devid": devid, "size_bytes": size_bytes });
+    insert_name(&mut value, "path", &full);
+    Ok(value)
+}
+
+/// What a server needs to open a new device, and the size of the device. Fails if it does not exist or is in use.
+pub(crate) fn new_device(path: &Path, force: bool, nodiscard: bool) -> anyhow::Result<(NewDevice, u64)> {
+    let found = find_own(path)?.with_context(|| {
+        format!("{} does not exist; for a new image file, run: truncate -s SIZE {}", path.shown(), path.shown())
+    })?;
+    let device = FileDevice::open_found(&found, path, Access::ReadWrite)?;
+    let size_bytes = device.len_bytes();
+    if is_progs() && !nodiscard {
+        print_out(&format!("Performing full device TRIM {} ({}) ...\n", path.shown(), format_size(size_bytes)))?;
+    }
+    let full = std::fs::canonicalize(path).with_context(|| format!("cannot find {}", path.shown()))?;
+    let new = NewDevice {
+        path: PathBytes(full.as_os_str().as_bytes().to_vec()),
+        id: ImageId::of(&found)?,
+        force,
+        keeps_blocks: nodiscard,
+    };
+    Ok((new, size_bytes))
+}

@@ -1,0 +1,304 @@
+//! `ubtrfs replace start`, `status` and `cancel`: replacing a device by a new one, printed as btrfs-progs prints it.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use serde_json::json;
+use ubtrfs_control::replace::{Last, Report, Request, Response, Running, Start};
+use ubtrfs_control::resolve::PathBytes;
+use ubtrfs_control::{Channel, ImageWork, Request as AnyRequest, Response as AnyResponse};
+use ubtrfs_format::item::DevReplaceItem;
+use ubtrfs_format::print::{escaped, insert_name};
+
+use super::background::{self, Detached, Started};
+use super::device::{devids_of, new_device};
+use super::offline::text::day_time_text;
+use super::offline::{ImageOptions, Use};
+use super::place::Target;
+use super::served::{until_closed, with_running, with_served};
+use crate::common::{Shown, print_json, print_out};
+use crate::job::with_progress_in_bytes;
+use crate::progs::is_progs;
+
+/// Replace a device by a new one
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    Start(StartArgs),
+    Status(StatusArgs),
+    Cancel(CancelArgs),
+}
+
+/// Copy a device to a new one, which then takes its place
+///
+/// What is bad on the old device, or if it is missing, everything comes from other devices. Writers go on meanwhile. The old
+/// device holds no btrfs any more in the end. On a mount the work goes on in the background; on an image that is not
+/// mounted it ends with the command. Exit status: 0 if nothing is lost, 1 after a failure, 3 if some data has no good copy.
+#[derive(clap::Args)]
+struct StartArgs {
+    /// Wait until the device is replaced
+    #[arg(short = 'B')]
+    wait: bool,
+    /// Overwrite a filesystem or other known content on the new device
+    #[arg(short, long)]
+    force: bool,
+    /// Read the old device only where no other copy is good
+    #[arg(short = 'r')]
+    avoid_source: bool,
+    /// Do not discard the content of the new device first
+    #[arg(short = 'K', long)]
+    nodiscard: bool,
+    /// Accepted for compatibility with btrfs-progs; the command always waits for other changes of devices
+    #[arg(long)]
+    enqueue: bool,
+    /// Print the result as JSON (with -B)
+    #[arg(long)]
+    json: bool,
+    /// This process is in the background
+    #[arg(long, hide = true)]
+    detached: bool,
+    /// The old device by path or device id, or "missing"
+    #[arg(value_name = "DEVICE|DEVID|missing")]
+    old: PathBuf,
+    /// The new device or image file, at least as large
+    #[arg(value_name = "NEW")]
+    new: PathBuf,
+    /// A directory in the mount, or an image that is not mounted
+    #[arg(value_name = "PATH|IMAGE")]
+    path: Target,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+/// Show how far the replacement is, until it ends, or what became of the last one
+#[derive(clap::Args)]
+struct StatusArgs {
+    /// Print once, and do not wait for the end
+    #[arg(short = '1')]
+    once: bool,
+    /// Print JSON, once
+    #[arg(long)]
+    json: bool,
+    /// A directory in the mount, or an image
+    #[arg(value_name = "PATH|IMAGE")]
+    path: Target,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+/// End the replacement that is running; the old device stays
+///
+/// Exit status: 0 if it was cancelled, 1 after a failure, 2 if none is running.
+#[derive(clap::Args)]
+struct CancelArgs {
+    /// A directory in the mount, or an image
+    #[arg(value_name = "PATH|IMAGE")]
+    path: Target,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+/// The exit status if some data has no good copy.
+const UNCORRECTABLE: u8 = 3;
+/// The exit status of `cancel` if nothing is running.
+const NOT_RUNNING: u8 = 2;
+
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match args.command {
+        Command::Start(args) => start(&args),
+        Command::Status(args) => status(args),
+        Command::Cancel(args) => cancel(args),
+    }
+}
+
+fn start(args: &StartArgs) -> anyhow::Result<ExitCode> {
+    let target = args.path.clone().or_image().or_its_mount();
+    if matches!(target, Target::Mounted(_)) && !args.wait && !args.detached {
+        return start_in_background(args);
+    }
+    let detached = args.detached.then(|| Detached::new(format!("replacement of a device of {}", target.filesystem())));
+    let report = with_served(&target, &args.image, ImageWork::Replacement, |channel| {
+        let devids = devids_of(channel, &target, std::slice::from_ref(&args.old))?;
+        let devid = *devids.first().context("one device was named")?;
+        let (new, _) = new_device(&args.new, args.force, args.nodiscard)?;
+        let request = AnyRequest::Replace(Request::Start(Start { devid, new, avoids_source: args.avoid_source }));
+        let done = with_progress_in_bytes("copying the device", |job| {
+            Detached::run_if(detached.as_ref(), job, || channel.call_with(request, &[], job))
+        });
+        let (old, new) = (args.old.shown(), args.new.shown());
+        match done.map_err(|failure| anyhow!("cannot replace {old} by {new} in {target}: {failure}"))? {
+            AnyResponse::Replace(Response::Done(report)) => Ok(report),
+            _ => Err(unexpected(&target)),
+        }
+    })?;
+    if args.json {
+        print_json(&json!({
+            "corrected_errors": report.corrected_errors,
+            "uncorrectable_errors": report.uncorrectable_errors,
+            "lost_block_bytes": report.lost_block_bytes,
+            "lost_files": report.lost_files.iter().map(lost_file).collect::<Vec<_>>(),
+        }))?;
+    } else {
+        print_out(&text_of(args, &report))?;
+    }
+    let is_whole = report.uncorrectable_errors == 0 || is_progs();
+    Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::from(UNCORRECTABLE) })
+}
+
+fn lost_file((path, bytes): &(PathBytes, u64)) -> serde_json::Value {
+    let mut value = json!({ "lost_bytes": bytes });
+    insert_name(&mut value, "path", &path.0);
+    value
+}
+
+/// The result as text, for a user of `ubtrfs`.
+fn text_of(args: &StartArgs, report: &Report) -> String {
+    let mut text = match is_progs() {
+        true => String::new(),
+        false => format!("{} has taken the place of {}\n", args.new.shown(), args.old.shown()),
+    };
+    for (path, bytes) in &report.lost_files {
+        text += &format!("{}: {bytes} bytes have no good copy\n", escaped(&path.0));
+    }
+    if report.lost_block_bytes > 0 {
+        text += &format!("{} bytes of tree blocks have no good copy; see: ubtrfs check\n", report.lost_block_bytes);
+    }
+    text
+}
+
+/// Starts this program again for a replacement that goes on when this process ends.
+fn start_in_background(args: &StartArgs) -> anyhow::Result<ExitCode> {
+    let mut again: Vec<OsString> = ["replace", "start", "--detached"].map(OsString::from).to_vec();
+    again.extend(args.force.then(|| "-f".into()));
+    again.extend(args.avoid_source.then(|| "-r".into()));
+    again.extend(args.nodiscard.then(|| "-K".into()));
+    again.push("--".into());
+    again.extend([args.old.clone(), args.new.clone()].map(PathBuf::into_os_string));
+    again.push(std::ffi::OsStr::from_bytes(&args.path.bytes()).to_owned());
+    Ok(match background::start_with(again)? {
+        Started::Begun(_) => ExitCode::SUCCESS,
+        Started::Ended(_, status) => ExitCode::from(status),
+    })
+}
+
+fn status(args: StatusArgs) -> anyhow::Result<ExitCode> {
+    let target = args.path.or_image().or_its_mount();
+    loop {
+        let now = with_running(&target, &args.image, Use::Read, |channel| ask(channel, &target))?;
+        let is_running = matches!(now, Response::Running(_));
+        if args.json {
+            print_json(&json_of(&now))?;
+        } else {
+            print_out(&format!("{}\n", describe(&now)))?;
+        }
+        if args.once || args.json || !is_running {
+            return Ok(ExitCode::SUCCESS);
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+fn ask(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Response> {
+    match channel.call(AnyRequest::Replace(Request::Status), &[]) {
+        Ok(AnyResponse::Replace(response @ (Response::Running(_) | Response::Last(_)))) => Ok(response),
+        Ok(_) => Err(unexpected(target)),
+        Err(failure) => bail!("cannot ask {target} about a replacement: {failure}"),
+    }
+}
+
+/// The state as btrfs-progs prints it.
+fn describe(response: &Response) -> String {
+    let errors = |write: u64, lost: u64| format!("{write} write errs, {lost} uncorr. read errs");
+    match response {
+        Response::Running(running) => {
+            format!("{:.1}% done, {}", percent(running), errors(0, running.uncorrectable_errors))
+        }
+        Response::Last(Some(last)) => {
+            let errors = errors(last.write_errors, last.uncorrectable_errors);
+            let (started, stopped) = (time(last.started), time(last.stopped));
+            match last.state {
+                DevReplaceItem::FINISHED => format!("Started on {started}, finished on {stopped}, {errors}"),
+                DevReplaceItem::CANCELED => format!("Started on {started}, canceled on {stopped}, {errors}"),
+                DevReplaceItem::SUSPENDED => format!("Started on {started}, suspended on {stopped}, {errors}"),
+                _ => format!("Started on {started}, begun by Linux and not complete, {errors}"),
+            }
+        }
+        _ => "Never started".to_owned(),
+    }
+}
+
+fn json_of(response: &Response) -> serde_json::Value {
+    match response {
+        Response::Running(running) => json!({
+            "state": "running",
+            "devid": running.devid,
+            "done_bytes": running.done_bytes,
+            "total_bytes": running.total_bytes,
+            "uncorrectable_errors": running.uncorrectable_errors,
+        }),
+        Response::Last(Some(last)) => json!({
+            "state": state_name(last),
+            "devid": last.devid,
+            "started": last.started,
+            "stopped": last.stopped,
+            "write_errors": last.write_errors,
+            "uncorrectable_errors": last.uncorrectable_errors,
+        }),
+        _ => json!({ "state": "never started" }),
+    }
+}
+
+fn state_name(last: &Last) -> &'static str {
+    match last.state {
+        DevReplaceItem::FINISHED => "finished",
+        DevReplaceItem::CANCELED => "canceled",
+        DevReplaceItem::SUSPENDED => "suspended",
+        _ => "started",
+    }
+}
+
+fn percent(running: &Running) -> f64 {
+    match running.total_bytes {
+        0 => 0.0,
+        total => running.done_bytes as f64 / total as f64 * 100.0,
+    }
+}
+
+/// A time as btrfs-progs prints it here.
+fn time(seconds: u64) -> String {
+    day_time_text(i64::try_from(seconds).unwrap_or(i64::MAX))
+}
+
+fn cancel(args: CancelArgs) -> anyhow::Result<ExitCode> {
+    let target = args.path.or_image().or_its_mount();
+    let is_running = with_running(&target, &args.image, Use::Read, |channel| {
+        Ok(matches!(ask(channel, &target)?, Response::Running(_)))
+    })?;
+    if !is_running {
+        let name = target.filesystem();
+        crate::common::print_error(&anyhow!(
+            "no device of {name} is being replaced; see: ubtrfs replace status {name}"
+        ));
+        return Ok(ExitCode::from(NOT_RUNNING));
+    }
+    with_running(&target, &args.image, Use::Write, |channel| {
+        until_closed(channel, &target, || {
+            let done = channel.call(AnyRequest::Replace(Request::Cancel), &[]);
+            done.map_err(|failure| anyhow!("cannot cancel the replacement of a device of {target}: {failure}"))
+        })
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn unexpected(target: &Target) -> anyhow::Error {
+    anyhow!("the server of {target} gave an unexpected answer; unmount and mount with this ubtrfs")
+}

@@ -1,0 +1,209 @@
+//! `device add`, `device remove` and `replace`: on images and mounts, also missing devices, and what is refused.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tempfile::TempDir;
+use ubtrfs_testkit::{LoopMount, capability, run as sh};
+
+use crate::common::{ok, refused, text, ubtrfs};
+
+/// Image files of one filesystem, and new ones.
+struct Bed(TempDir);
+
+impl Bed {
+    fn new() -> Self {
+        let bed = Self(TempDir::with_prefix("ubtrfs-devices-").unwrap());
+        fs::create_dir(bed.path("m")).unwrap();
+        bed
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn at(&self, name: &str) -> String {
+        text(&self.path(name))
+    }
+
+    /// Makes an empty image file.
+    fn blank(&self, name: &str, mib: u64) -> String {
+        fs::File::create(self.path(name)).unwrap().set_len(mib << 20).unwrap();
+        self.at(name)
+    }
+
+    fn write(&self, name: &str) {
+        fs::write(self.path("m").join(name), name.repeat(2_000_000)).unwrap();
+    }
+
+    /// Lets Linux check, mount and scrub the images, and compare the files.
+    fn judge(&self, images: &[&str], files: &[&str]) {
+        let paths: Vec<PathBuf> = images.iter().map(|image| self.path(image)).collect();
+        let refs: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
+        let linux = LoopMount::array(&refs, "").unwrap();
+        for name in files {
+            assert!(fs::read_to_string(linux.join(name)).unwrap() == name.repeat(2_000_000), "{name}");
+        }
+        linux.scrub().unwrap();
+        linux.close().unwrap();
+    }
+}
+
+#[test]
+fn devices_join_and_leave_an_image_that_is_not_mounted() {
+    let bed = Bed::new();
+    let [a, b, c] = ["a.img", "b.img", "c.img"].map(|name| bed.at(name));
+    ok(ubtrfs(["mkfs", "-q", "-b", "256M", &a]));
+    refused(&ubtrfs(["device", "add", &b, &a]), &["b.img does not exist", "truncate -s SIZE"]);
+    bed.blank("b.img", 256);
+    bed.blank("c.img", 300);
+    assert_eq!(ok(ubtrfs(["device", "add", &b, &a])), format!("{b} is device 2 now, with 256.00MiB\n"));
+    // Any device names the filesystem.
+    let added: Value = serde_json::from_str(&ok(ubtrfs(["device", "add", "--json", &c, &b]))).unwrap();
+    assert_eq!((&added[0]["devid"], &added[0]["size_bytes"]), (&Value::from(3), &Value::from(300 << 20)));
+    ok(ubtrfs(["balance", "start", "-f", "-dconvert=raid1", "-mconvert=raid1", &a]));
+    assert!(ok(ubtrfs(["check", &a])).contains(": clean"));
+    refused(&ubtrfs(["device", "remove", "1", "2", &a]), &["RAID1 needs 2 devices, and only 1 would be left"]);
+    refused(&ubtrfs(["device", "remove", "missing", &a]), &["no further device", "is missing"]);
+    refused(&ubtrfs(["device", "remove", "9", &a]), &["there is no device 9", "ubtrfs filesystem show"]);
+    refused(&ubtrfs(["device", "remove", &bed.at("m"), &a]), &["is no device of"]);
+    refused(&ubtrfs(["device", "remove", "cancel", &a]), &["no removal of a device is running"]);
+    refused(&ubtrfs(["device", "remove", "cancel", "1", &a]), &["give it alone"]);
+    assert_eq!(ok(ubtrfs(["device", "remove", &a, &b])), "device 1 was removed\n");
+    refused(&ubtrfs(["ls", &a]), &["not a btrfs filesystem"]);
+    assert!(ok(ubtrfs(["check", &b])).contains(": clean"));
+    // What it held is known, so that nothing is overwritten by mistake.
+    refused(&ubtrfs(["device", "add", &c, &b]), &["c.img"]);
+    ok(ubtrfs(["mkfs", "-q", &a]));
+    refused(&ubtrfs(["device", "add", &a, &b]), &["contains a btrfs filesystem", "use -f"]);
+    ok(ubtrfs(["device", "add", "-f", "-K", &a, &b]));
+    assert!(ok(ubtrfs(["check", &b])).contains(": clean"));
+}
+
+#[test]
+fn devices_join_and_leave_a_mount() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    let bed = Bed::new();
+    let [a, b, c, m] = ["a.img", "b.img", "c.img", "m"].map(|name| bed.at(name));
+    ok(ubtrfs(["mkfs", "-q", "-b", "256M", "-d", "raid1", "-m", "raid1", &a, &b]));
+    bed.blank("c.img", 256);
+    ok(ubtrfs(["mount", "--no-sandbox", &a, &m]));
+    bed.write("before");
+    ok(ubtrfs(["device", "add", &c, &m]));
+    bed.write("after");
+    assert!(ok(ubtrfs(["filesystem", "show", &m])).contains("Total devices 3"));
+    // A device of the mount can be named in place of it.
+    ok(ubtrfs(["device", "remove", &b, &m]));
+    assert!(ok(ubtrfs(["device", "stats", &c])).contains("c.img"));
+    bed.write("later");
+    ok(ubtrfs(["umount", &m]));
+    bed.judge(&["a.img", "c.img"], &["before", "after", "later"]);
+
+    // A device is lost: another one takes its place.
+    fs::rename(&a, bed.path("m/lost")).unwrap();
+    fs::remove_file(bed.path("m/lost")).unwrap();
+    bed.blank("d.img", 256);
+    ok(ubtrfs(["mount", "--no-sandbox", "-o", "degraded", &c, &m]));
+    refused(&ubtrfs(["device", "remove", "missing", &m]), &["RAID1 needs 2 devices"]);
+    ok(ubtrfs(["device", "add", &bed.at("d.img"), &m]));
+    assert_eq!(ok(ubtrfs(["device", "remove", "missing", &m])), "device 1 was removed\n");
+    bed.write("restored");
+    ok(ubtrfs(["umount", &m]));
+    ok(ubtrfs(["mount", &bed.at("d.img"), &m]));
+    ok(ubtrfs(["umount", &m]));
+    bed.judge(&["c.img", "d.img"], &["before", "after", "later", "restored"]);
+}
+
+#[test]
+fn a_confined_server_takes_no_device_and_says_what_to_do() {
+    if !capability::fuse() {
+        return;
+    }
+    let bed = Bed::new();
+    let [a, b, m] = ["a.img", "b.img", "m"].map(|name| bed.at(name));
+    ok(ubtrfs(["mkfs", "-q", "-b", "256M", &a]));
+    bed.blank("b.img", 256);
+    ok(ubtrfs(["mount", "--sandbox", &a, &m]));
+    let output = ubtrfs(["device", "add", &b, &m]);
+    ok(ubtrfs(["umount", &m]));
+    refused(&output, &["the server is confined", "unmount the filesystem, add the device to its image"]);
+    ok(ubtrfs(["device", "add", &b, &a]));
+    assert!(ok(ubtrfs(["check", &a])).contains(": clean"));
+}
+
+#[test]
+fn a_device_that_was_removed_but_keeps_its_superblock_does_not_disturb() {
+    let bed = Bed::new();
+    let [a, b, copy] = ["a.img", "b.img", "m/copy"].map(|name| bed.at(name));
+    ok(ubtrfs(["mkfs", "-q", "-b", "256M", "-d", "single", "-m", "single", &a, &b]));
+    // As after a power cut between the superblocks of the commit and the wipe.
+    fs::copy(&b, &copy).unwrap();
+    ok(ubtrfs(["device", "remove", "2", &a]));
+    fs::rename(&copy, &b).unwrap();
+    assert_eq!(ok(ubtrfs(["ls", &a])), "");
+    assert!(ok(ubtrfs(["filesystem", "show", &a])).contains("Total devices 1"));
+    sh("btrfs", ["check", &a]).unwrap();
+}
+
+#[test]
+fn a_device_of_an_image_is_replaced() {
+    let bed = Bed::new();
+    let [a, b, c] = ["a.img", "b.img", "c.img"].map(|name| bed.at(name));
+    ok(ubtrfs(["mkfs", "-q", "-b", "256M", "-d", "raid1", "-m", "raid1", &a, &b]));
+    fs::write(bed.path("file"), "content".repeat(500_000)).unwrap();
+    ok(ubtrfs(["cp", &bed.at("file"), &format!("{a}:/file")]));
+    assert_eq!(ok(ubtrfs(["replace", "status", &a])), "Never started\n");
+    refused(&ubtrfs(["replace", "start", "1", &c, &a]), &["c.img does not exist", "truncate -s SIZE"]);
+    bed.blank("c.img", 200);
+    refused(&ubtrfs(["replace", "start", "1", &c, &a]), &["give a larger device"]);
+    refused(&ubtrfs(["replace", "start", "7", &c, &a]), &["there is no device 7"]);
+    refused(&ubtrfs(["replace", "start", "missing", &c, &a]), &["no further device", "is missing"]);
+    bed.blank("c.img", 300);
+    assert_eq!(ok(ubtrfs(["replace", "start", &b, &c, &a])), format!("{c} has taken the place of {b}\n"));
+    let status = ok(ubtrfs(["replace", "status", "-1", &c]));
+    assert!(status.starts_with("Started on ") && status.contains(", finished on "), "{status}");
+    assert!(status.ends_with(", 0 write errs, 0 uncorr. read errs\n"), "{status}");
+    let json: Value = serde_json::from_str(&ok(ubtrfs(["replace", "status", "--json", &c]))).unwrap();
+    assert_eq!((&json["state"], &json["devid"]), (&Value::from("finished"), &Value::from(2)));
+    refused(&ubtrfs(["ls", &b]), &["not a btrfs filesystem"]);
+    assert!(ok(ubtrfs(["check", "--check-data-csum", &a])).contains(": clean"));
+    let cancel = ubtrfs(["replace", "cancel", &a]);
+    assert_eq!(cancel.status.code(), Some(2), "{cancel:?}");
+    // The new device can be used as a whole.
+    ok(ubtrfs(["filesystem", "resize", "2:max", &a]));
+    fs::remove_file(&a).unwrap();
+    assert_eq!(ok(ubtrfs(["cat", &format!("{c}:/file")])).len(), 3_500_000);
+    bed.blank("d.img", 256);
+    let json = ok(ubtrfs(["replace", "start", "--json", "-o", "degraded", "missing", &bed.at("d.img"), &c]));
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["uncorrectable_errors"], Value::from(0), "{json}");
+    assert!(ok(ubtrfs(["check", "--check-data-csum", &c])).contains(": clean"));
+}
+
+#[test]
+fn a_device_of_a_mount_is_replaced_in_the_background() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    let bed = Bed::new();
+    let [a, b, c, m] = ["a.img", "b.img", "c.img", "m"].map(|name| bed.at(name));
+    ok(ubtrfs(["mkfs", "-q", "-b", "300M", "-d", "raid1", "-m", "raid1", &a, &b]));
+    bed.blank("c.img", 300);
+    ok(ubtrfs(["mount", "--no-sandbox", &a, &m]));
+    bed.write("before");
+    assert_eq!(ok(ubtrfs(["replace", "start", &a, &c, &m])), "");
+    bed.write("meanwhile");
+    let status = ok(ubtrfs(["replace", "status", &m]));
+    assert!(status.lines().last().unwrap().contains(", finished on "), "{status}");
+    ok(ubtrfs(["umount", &m]));
+    bed.judge(&["b.img", "c.img"], &["before", "meanwhile"]);
+    // Linux shows what we did.
+    let linux = LoopMount::array(&[&bed.path("b.img"), &bed.path("c.img")], "").unwrap();
+    let theirs = sh("btrfs", ["replace", "status", "-1", linux.path().to_str().unwrap()]).unwrap();
+    linux.close().unwrap();
+    assert!(theirs.contains("finished on") && theirs.contains("0 write errs, 0 uncorr. read errs"), "{theirs}");
+    assert_eq!(ok(ubtrfs(["replace", "status", "-1", &b])), theirs);
+}

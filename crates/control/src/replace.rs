@@ -1,0 +1,166 @@
+//! Replacing a device.
+//!
+//! | command        | needs                                                                             |
+//! |----------------|-----------------------------------------------------------------------------------|
+//! | start, cancel  | the rights of an administrator. The server opens the new device with its own rights |
+//! | status         | the rights of an administrator, as in Linux                                       |
+
+use serde::{Deserialize, Serialize};
+use ubtrfs_format::item::DevReplaceItem;
+use ubtrfs_format::print::escaped;
+use ubtrfs_fs::{ReplaceReport, ReplaceRequest};
+
+use crate::device::{NewDevice, known, moving_failed, open_new};
+use crate::execute::Context;
+use crate::failure::Result;
+use crate::resolve::PathBytes;
+
+/// A command on the replacement of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Replaces a device, and answers when that is done: [`Response::Done`].
+    Start(Start),
+    /// Describes the running replacement, or the last one: [`Response::Running`], [`Response::Last`].
+    Status,
+    /// Ends the running replacement, and waits until it has ended: [`Response::Cancelled`].
+    Cancel,
+}
+
+/// A replacement.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Start {
+    /// The device that is replaced.
+    pub devid: u64,
+    /// The new device, whose content is deleted.
+    pub new: NewDevice,
+    /// Whether the old device is read only where no other copy is good.
+    #[serde(default)]
+    pub avoids_source: bool,
+}
+
+/// The result of a command on the replacement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Response {
+    /// The new device is in place.
+    Done(Report),
+    /// A replacement is running.
+    Running(Running),
+    /// The last replacement; `None` if there was none.
+    Last(Option<Last>),
+    /// The replacement has ended as requested.
+    Cancelled,
+}
+
+/// The result of a replacement.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// Files with data that has no good copy, and how many bytes; not all if there are very many.
+    pub lost_files: Vec<(PathBytes, u64)>,
+    /// Bytes of tree blocks without a good copy.
+    pub lost_block_bytes: u64,
+    /// Sectors that were bad on the old device and came from others.
+    pub corrected_errors: u64,
+    /// Sectors without a good copy.
+    pub uncorrectable_errors: u64,
+}
+
+/// A replacement that is running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Running {
+    /// The device that is replaced.
+    pub devid: u64,
+    /// Bytes that are copied.
+    pub done_bytes: u64,
+    /// Bytes that have to be copied.
+    pub total_bytes: u64,
+    /// Sectors without a good copy so far.
+    pub uncorrectable_errors: u64,
+}
+
+/// A replacement that has ended, or that Linux has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Last {
+    /// One of the states of [`DevReplaceItem`].
+    pub state: u64,
+    /// The device that was replaced.
+    pub devid: u64,
+    /// Seconds since 1970.
+    pub started: u64,
+    /// Seconds since 1970.
+    pub stopped: u64,
+    /// How far it came on the device, in bytes.
+    pub cursor: u64,
+    /// Writes to the new device that failed.
+    pub write_errors: u64,
+    /// Sectors without a good copy.
+    pub uncorrectable_errors: u64,
+}
+
+impl Request {
+    /// See [`crate::Request::is_long`].
+    pub(crate) fn is_long(&self) -> bool {
+        matches!(self, Self::Start(_) | Self::Cancel)
+    }
+
+    /// See [`crate::Request::changes`].
+    pub(crate) fn changes(&self) -> bool {
+        self.is_long()
+    }
+}
+
+pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+    context.require_admin()?;
+    match request {
+        Request::Start(start) => replace(context, &start).map(Response::Done),
+        Request::Status => status(context),
+        Request::Cancel => Ok(context.fs.cancel_replace().map(|()| Response::Cancelled)?),
+    }
+}
+
+fn replace(context: &Context<'_>, start: &Start) -> Result<Report> {
+    let devid = known(context, start.devid)?;
+    let device = open_new(context, &start.new)?;
+    let request = ReplaceRequest { devid, device, avoids_source: start.avoids_source };
+    let replaced = context.fs.replace_device(&request, context.job).map_err(|error| {
+        let no_space = "no space left for the change of the trees; remove files, then try again";
+        let cancelled = "it was cancelled; the old device is in its place";
+        moving_failed(context, error, no_space, cancelled)
+    })?;
+    let ReplaceReport { counts, files, lost_block_bytes } = replaced;
+    let named = |(id, path, damage): &(ubtrfs_fs::InodeId, Option<Vec<u8>>, ubtrfs_fs::Damage)| {
+        let by_number = || format!("inode {} of subvolume {}", id.ino, id.root).into_bytes();
+        (PathBytes(path.clone().unwrap_or_else(by_number)), damage.lost_bytes)
+    };
+    let lost_files: Vec<(PathBytes, u64)> = files.iter().map(named).collect();
+    for (path, bytes) in &lost_files {
+        tracing::warn!("replace: {bytes} bytes of {} have no good copy", escaped(&path.0));
+    }
+    let (corrected_errors, uncorrectable_errors) = (counts.corrected_errors, counts.uncorrectable_errors);
+    Ok(Report { lost_files, lost_block_bytes, corrected_errors, uncorrectable_errors })
+}
+
+fn status(context: &Context<'_>) -> Result<Response> {
+    if let Some(running) = context.fs.replace_status() {
+        let (done_bytes, total_bytes) = running.done_bytes;
+        return Ok(Response::Running(Running {
+            devid: running.devid.0,
+            done_bytes,
+            total_bytes,
+            uncorrectable_errors: running.counts.uncorrectable_errors,
+        }));
+    }
+    let last = |item: DevReplaceItem| Last {
+        state: item.replace_state,
+        devid: item.src_devid.0,
+        started: item.time_started,
+        stopped: item.time_stopped,
+        cursor: item.cursor_left,
+        write_errors: item.num_write_errors,
+        uncorrectable_errors: item.num_uncorrectable_read_errors,
+    };
+    let item = context.fs.last_replacement()?.filter(|item| item.replace_state != 0);
+    Ok(Response::Last(item.map(last)))
+}
