@@ -1,7 +1,8 @@
 //! Runs power cuts of arrays with lost, stale and noisy devices: records `--seeds` runs of threads, and cuts the power at
-//! `--cuts` points of each. With `--bed members`, a device of an array fails in each run instead, and returns stale.
+//! `--cuts` points of each. With `--bed devices`, devices also join, leave and are replaced. With `--bed members`, a device of
+//! an array fails in each run instead, and returns stale.
 //!
-//! `cargo run --release -p ubtrfs-testkit --example array_cuts -- [--bed cuts|members] [--seeds 100] [--cuts 200]
+//! `cargo run --release -p ubtrfs-testkit --example array_cuts -- [--bed cuts|devices|members] [--seeds 100] [--cuts 200]
 //! [--from 1] [--linux 300] [--threads 2] [--seconds N] [--keep DIR]`
 //!
 //! With `--linux N`, Linux mounts N of the cuts, degraded if a device is lost, and `btrfs check` checks them. The exit
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         }
     };
     let is_members = after("--bed").is_some_and(|bed| bed == "members");
+    let is_changing = after("--bed").is_some_and(|bed| bed == "devices");
     let hit = AtomicU64::new(0);
     let run_members = |seed: u64| match MemberFaults::run(seed) {
         Ok(Some(run)) => {
@@ -47,7 +49,8 @@ fn main() -> ExitCode {
         if is_members {
             return run_members(seed);
         }
-        let run = match ArrayCuts::record(seed) {
+        let recorded = if is_changing { ArrayCuts::record_changing(seed) } else { ArrayCuts::record(seed) };
+        let run = match recorded {
             Ok(Some(run)) => run,
             Ok(None) => return fail(format!("seed {seed}: arrays can only be read")),
             Err(error) => return fail(format!("seed {seed}: {error:#}")),

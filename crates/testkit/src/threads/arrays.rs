@@ -10,21 +10,26 @@
 //!   or log, and others do not.
 //! - A4. A stale device has a state that it had at an earlier cut. A device full of noise keeps its superblocks, and each
 //!   of its other blocks that was ever written has random content.
+//! - A5. While devices join, leave and take the place of others, a cut leaves none of them missing: without a loss, the
+//!   filesystem opens without the option for missing devices. Devices that are no members any more, or not yet, are left
+//!   out though they are given.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use ubtrfs_check::{Code, Options};
 use ubtrfs_device::Device;
 use ubtrfs_format::Profile;
-use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 use ubtrfs_fs::MountOptions;
 
+use super::device_changes::change_devices;
 use super::verify::Made;
 use super::{Record, Scenario, Work, points, run_threads};
 use crate::{
@@ -42,6 +47,8 @@ pub struct ArrayCuts {
     options: MountOptions,
     /// Number of devices that the profiles of all chunks allow to lose.
     tolerated: usize,
+    /// Whether devices join and leave (A5).
+    is_changing: bool,
     seed: u64,
 }
 
@@ -68,6 +75,8 @@ pub struct ArrayCut {
     pub what: String,
 }
 
+/// Number of devices that can join a filesystem.
+const NR_SPARES: usize = 2;
 /// Profiles of data and metadata, and numbers of devices.
 const ARRAYS: [(&str, &str, usize); 10] = [
     ("raid1", "raid1", 2),
@@ -92,8 +101,18 @@ impl ArrayCuts {
         Self::record_on(data, metadata, nr_devices, seed)
     }
 
+    /// Works like [`ArrayCuts::record`], while another thread adds, removes and replaces devices (A5).
+    pub fn record_changing(seed: u64) -> Result<Option<Self>> {
+        let (data, metadata, nr_devices) = ARRAYS[(seed % Self::KINDS) as usize];
+        Self::record_with(data, metadata, nr_devices, NR_SPARES, seed)
+    }
+
     /// Works like [`ArrayCuts::record`], with these profiles and this number of devices.
     pub fn record_on(data: &str, metadata: &str, nr_devices: usize, seed: u64) -> Result<Option<Self>> {
+        Self::record_with(data, metadata, nr_devices, 0, seed)
+    }
+
+    fn record_with(data: &str, metadata: &str, nr_devices: usize, nr_spares: usize, seed: u64) -> Result<Option<Self>> {
         let profile = |name: &str| Profile::named(name).with_context(|| format!("no profile {name}"));
         let (data, metadata) = (profile(data)?, profile(metadata)?);
         let mut scenario = scenario(seed);
@@ -107,18 +126,32 @@ impl ArrayCuts {
         let device = |(number, device): (u64, RecordingDevice)| {
             Arc::new(device.with_gate(Gate { seed: gate.seed.wrapping_add(number << 32), ..gate }))
         };
-        let bases = scenario.bases().with_context(|| what.clone())?;
+        let mut bases = scenario.bases().with_context(|| what.clone())?;
+        bases.extend((0..nr_spares).map(|_| Medium::zeros(scenario.len_bytes)));
         let devices: Vec<_> = (0..).zip(RecordingDevice::array(bases)).map(device).collect();
         let options = MountOptions::parse(&scenario.mount)?;
-        let shared = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
-        let target = FsTarget::on_devices(shared, options.clone()).with_context(|| what.clone())?;
-        let mut record = run_threads(scenario, &target, Some(&devices[0]), None, seed).with_context(|| what.clone())?;
+        let all: Vec<Arc<dyn Device>> = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
+        let given = all.iter().take(nr_devices).cloned().collect();
+        let target = FsTarget::on_devices(given, options.clone()).with_context(|| what.clone())?;
+        let stop = AtomicBool::new(false);
+        let mut nr_changes = None;
+        let mut record = std::thread::scope(|scope| {
+            let changer = (nr_spares > 0).then(|| scope.spawn(|| change_devices(target.fs(), &all, &stop, seed)));
+            let record = run_threads(scenario, &target, Some(&devices[0]), None, seed);
+            stop.store(true, Ordering::SeqCst);
+            let changes =
+                changer.map(|changer| changer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            nr_changes = changes.transpose()?;
+            record
+        })
+        .with_context(|| what.clone())?;
+        let what = nr_changes.map_or_else(|| what.clone(), |changes| format!("{what}, {changes} changes of devices"));
         target.close().with_context(|| format!("{what}: closing"))?;
         for (lane, history) in record.lanes.iter_mut().enumerate() {
             devices[0].mark_lane(lane, history.sync() as u64);
         }
         let tolerated = data.tolerated_failures.min(metadata.tolerated_failures).into();
-        Ok(Some(Self { name: what, devices, record, options, tolerated, seed }))
+        Ok(Some(Self { name: what, devices, record, options, tolerated, is_changing: nr_spares > 0, seed }))
     }
 
     /// Chooses points to cut at, in ascending order. They are chosen as in [`super::ThreadedCuts::points`].
@@ -144,6 +177,8 @@ impl ArrayCuts {
         for _ in 0..rng.index(self.tolerated + 1) {
             let victim = rng.index(media.len());
             fates[victim] = match rng.below(3) {
+                // Which device a stale or noisy one is depends on the time (A5).
+                _ if self.is_changing => Fate::Lost,
                 0 => Fate::Lost,
                 1 => Fate::Stale(rng.index(point + 1)),
                 _ => Fate::Noise,
@@ -165,9 +200,12 @@ impl ArrayCuts {
     /// Verifies A1 and A2. Returns the entries of the filesystem.
     pub fn verify(&self, cut: &ArrayCut) -> Result<Vec<TreeEntry>> {
         let verify = || {
-            check(&cut.undamaged(), false).context("A2, before the replay")?;
+            // A replaced device that was not wiped yet is stale if the device in its place is lost.
+            let may_be_stale = self.is_changing && cut.fates.contains(&Fate::Lost);
+            check(&self.members_of(cut.undamaged())?, may_be_stale).context("A2, before the replay")?;
             let devices: Vec<Option<Arc<MediumDevice>>> = cut.devices();
-            let given = devices.iter().flatten().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
+            let given = devices.iter().flatten().filter(|device| has_superblock(&device.content()));
+            let given = given.map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
             let degraded = cut.fates.contains(&Fate::Lost);
             let options = MountOptions { degraded, ..self.options.clone() };
             let target = FsTarget::on_devices(given, options).context("A1: it does not open")?;
@@ -179,7 +217,7 @@ impl ArrayCuts {
                 device.as_ref().filter(|_| *fate == Fate::Kept).map(|device| device.content())
             };
             let kept: Vec<Medium> = cut.fates.iter().zip(&devices).filter_map(is_kept).collect();
-            check(&kept, true).context("A2, after the replay")?;
+            check(&self.members_of(kept)?, true).context("A2, after the replay")?;
             Ok(found)
         };
         verify().with_context(|| cut.what.clone())
@@ -188,9 +226,14 @@ impl ArrayCuts {
     /// Verifies A3. Linux must find `ours`, the entries that [`ArrayCuts::verify`] returned.
     pub fn verify_by_linux(&self, cut: &ArrayCut, ours: &[TreeEntry], dir: &Path) -> Result<()> {
         let judge = || {
-            let images = cut.save(dir)?;
+            let mut images = Vec::new();
+            for (number, medium) in self.members_of(cut.undamaged())?.iter().enumerate() {
+                images.push(dir.join(format!("device{}", number + 1)));
+                medium.save(&images[number])?;
+            }
             btrfs_check_array(&images)?;
-            let options = if images.len() < cut.media.len() { "degraded" } else { "" };
+            let is_lost = cut.fates.iter().any(|fate| *fate != Fate::Kept);
+            let options = if is_lost { "degraded" } else { "" };
             let mount = LoopMount::array(&images, options)?;
             let found = walk_path(mount.path()).with_context(|| mount.kernel_log())?;
             let read = |path: &[u8]| Ok(std::fs::read(mount.path().join(OsStr::from_bytes(path)))?);
@@ -209,6 +252,27 @@ impl ArrayCuts {
             btrfs_check_array(&images).context("after the replay")
         };
         judge().with_context(|| format!("A3: {}", cut.what))
+    }
+
+    /// The media that belong to the filesystem now (A5).
+    fn members_of(&self, mut media: Vec<Medium>) -> Result<Vec<Medium>> {
+        if !self.is_changing {
+            return Ok(media);
+        }
+        media.retain(has_superblock);
+        // Of a device and its replacement, the newer one counts.
+        let generation = |medium: &Medium| primary(medium).map_or(0, |superblock| superblock.generation.0);
+        let devid = |medium: &Medium| primary(medium).map_or(0, |superblock| superblock.dev_item.devid.0);
+        media.sort_by_key(|medium| (devid(medium), std::cmp::Reverse(generation(medium))));
+        media.dedup_by_key(|medium| devid(medium));
+        let device = |medium: &Medium| Arc::new(MediumDevice::new(medium.clone())) as Arc<dyn Device>;
+        let options = MountOptions { read_only: true, nologreplay: true, ..MountOptions::default() };
+        let target = FsTarget::on_devices(media.iter().map(device).collect(), options)?;
+        let members = target.fs().space_usage().devices;
+        media.retain(|medium| members.iter().any(|member| member.devid.0 == devid(medium)));
+        // `btrfs check` takes the sizes from the first one.
+        media.sort_by_key(|medium| std::cmp::Reverse(generation(medium)));
+        Ok(media)
     }
 
     /// Lists the steps of each lane, with the number of the state after each step.
@@ -253,7 +317,7 @@ impl ArrayCut {
     pub fn save(&self, dir: &Path) -> Result<Vec<std::path::PathBuf>> {
         let mut images = Vec::new();
         for (index, (fate, medium)) in self.fates.iter().zip(&self.media).enumerate() {
-            if *fate == Fate::Kept {
+            if *fate == Fate::Kept && has_superblock(medium) {
                 let image = dir.join(format!("device{}", index + 1));
                 medium.save(&image)?;
                 images.push(image);
@@ -261,6 +325,11 @@ impl ArrayCut {
         }
         Ok(images)
     }
+}
+
+/// Whether a medium has a primary superblock.
+fn has_superblock(medium: &Medium) -> bool {
+    primary(medium).is_some_and(|superblock| superblock.magic == MAGIC)
 }
 
 /// The primary superblock on a medium.

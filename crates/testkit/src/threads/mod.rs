@@ -31,6 +31,7 @@
 
 mod arrays;
 mod balance;
+mod device_changes;
 mod faults;
 mod lane;
 mod member_faults;
@@ -673,9 +674,9 @@ fn move_block_groups(target: &FsTarget, faults: Option<&Arc<FaultDevice>>, share
             Some(Err(error)) => error.to_string(),
             None => "panicked".to_owned(),
         };
-        // Allow these errors, because other threads make and remove chunks concurrently, and there may be no room for a
-        // new chunk.
-        if text.contains("no space left") || text.contains("there is no block group") {
+        // Allow these errors, because other threads make, move and remove chunks concurrently, and there may be no room for
+        // a new chunk.
+        if ["no space left", "there is no block group", "is already being"].iter().any(|part| text.contains(part)) {
             continue;
         }
         let has_fault = faults.is_some_and(|faults| faults.faults() > 0);
