@@ -121,6 +121,8 @@ pub struct Device {
     pub uuid: Uuid,
     /// The path; `None` if the device is missing.
     pub path: Option<String>,
+    /// Whether the device can be read and written: it is not missing, and has not failed.
+    pub is_usable: bool,
     /// Bytes of the device that belong to the filesystem.
     pub total: u64,
     /// Bytes of the device beyond `total`.
@@ -209,6 +211,7 @@ fn usage(context: &Context<'_>) -> Result<Usage> {
         devid: device.devid.0,
         uuid: device.uuid,
         path: device.path,
+        is_usable: device.is_usable,
         total: device.total,
         slack: device.slack,
         allocated: device.allocated,

@@ -174,17 +174,18 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
 
 fn scrub(context: &Context<'_>, start: &Start) -> Result<Report> {
     let fs = context.fs;
-    let present: Vec<u64> = {
+    let usable: Vec<u64> = {
         let devices = fs.space_usage().devices;
-        devices.iter().filter(|device| device.path.is_some()).map(|device| device.devid.0).collect()
+        devices.iter().filter(|device| device.is_usable).map(|device| device.devid.0).collect()
     };
     let chosen = match start.devices.as_slice() {
-        [] => present.iter().map(|&devid| (devid, 0)).collect(),
+        [] => usable.iter().map(|&devid| (devid, 0)).collect(),
         chosen => chosen.to_vec(),
     };
-    if let Some((unknown, _)) = chosen.iter().find(|(devid, _)| !present.contains(devid)) {
-        let text =
-            format!("there is no device {unknown}, or it is missing; list the devices with: ubtrfs filesystem show");
+    if let Some((unknown, _)) = chosen.iter().find(|(devid, _)| !usable.contains(devid)) {
+        let text = format!(
+            "there is no device {unknown}, or it is missing or failed; list the devices with: ubtrfs filesystem show"
+        );
         return Err(Failure::new(Errno::NODEV, text));
     }
     let starts: Vec<ScrubStart> = chosen

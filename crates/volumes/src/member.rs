@@ -69,6 +69,11 @@ impl MemberState {
         matches!(self, Self::InSync | Self::Late(_))
     }
 
+    /// Whether the device can be read and written.
+    pub fn is_usable(self) -> bool {
+        !matches!(self, Self::Missing | Self::Kicked)
+    }
+
     /// The generation up to which the device has everything, if it is late or stale.
     pub fn behind_at(self) -> Option<Generation> {
         match self {

@@ -107,7 +107,7 @@ impl Fs {
         let devices = self.engine.devices();
         let is_usable = |start: &ScrubStart| {
             let found = devices.iter().find(|device| device.devid == start.devid);
-            found.is_some_and(|device| device.state.is_complete() || device.state.behind_at().is_some())
+            found.is_some_and(|device| device.state.is_usable())
         };
         if starts.is_empty() || !starts.iter().all(is_usable) {
             return Err(Error::InvalidArgument("there is no such device, or it is missing or failed"));

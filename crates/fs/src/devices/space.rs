@@ -38,6 +38,8 @@ pub struct DeviceUsage {
     pub uuid: Uuid,
     /// The device's path; `None` if the device is missing.
     pub path: Option<String>,
+    /// Whether the device can be read and written: it is not missing, and has not failed.
+    pub is_usable: bool,
     /// Size of the filesystem on the device, in bytes, allocated or not.
     pub total: u64,
     /// Bytes of the device past `total`.
@@ -70,6 +72,7 @@ impl Fs {
                 devid: device.devid,
                 uuid: device.uuid,
                 path: device.path,
+                is_usable: device.state.is_usable(),
                 total: device.total_bytes,
                 slack: len.saturating_sub(device.total_bytes),
                 allocated: device.bytes_used,

@@ -71,9 +71,8 @@ impl Engine {
                 hint: "list the devices with: ubtrfs filesystem show",
             });
         }
-        let is_left = |device: &&ubtrfs_volumes::DeviceSummary| {
-            !devids.contains(&device.devid) && (device.state.is_complete() || device.state.behind_at().is_some())
-        };
+        let is_left =
+            |device: &&ubtrfs_volumes::DeviceSummary| !devids.contains(&device.devid) && device.state.is_usable();
         let nr_left = devices.iter().filter(is_left).count();
         if nr_left == 0 {
             return Err(Error::Refused {

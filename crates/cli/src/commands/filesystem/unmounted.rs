@@ -28,6 +28,7 @@ pub(super) fn unmounted(known: &[Uuid]) -> Vec<Described> {
             devid: item.devid.0,
             uuid: item.uuid,
             path: Some(name.to_owned()),
+            is_usable: true,
             total: item.total_bytes,
             slack: 0,
             allocated: item.bytes_used,

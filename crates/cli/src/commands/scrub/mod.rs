@@ -176,6 +176,7 @@ struct Begun {
 struct Device {
     devid: u64,
     path: Option<String>,
+    is_usable: bool,
     allocated: u64,
 }
 
@@ -283,8 +284,8 @@ fn begin(
     let one = filesystem.device_named(channel, device);
     let mut record = kept.clone();
     let mut starts = Vec::new();
-    let present = filesystem.devices.iter().filter(|device| device.path.is_some());
-    for device in present.filter(|device| one.is_none_or(|one| one == device.devid)) {
+    let usable = filesystem.devices.iter().filter(|device| device.is_usable);
+    for device in usable.filter(|device| one.is_none_or(|one| one == device.devid)) {
         let entry = record.devices.entry(device.devid).or_default();
         if resumes && !entry.can_resume() {
             continue;
@@ -554,6 +555,7 @@ impl Filesystem {
         let devices = usage.devices.iter().map(|device| Device {
             devid: device.devid,
             path: device.path.clone(),
+            is_usable: device.is_usable,
             allocated: device.allocated,
         });
         Ok(Self {
