@@ -49,6 +49,11 @@ impl ImageId {
         (self.is_device, self.device, self.ino)
     }
 
+    /// Whether this is a file of the filesystem with this `st_dev`.
+    pub fn is_file_of(self, filesystem: u64) -> bool {
+        !self.is_device && self.device == filesystem
+    }
+
     /// The start of the names of sockets for this image (P1).
     pub(crate) fn socket_prefix(self) -> String {
         let kind = if self.is_device { "device" } else { "file" };

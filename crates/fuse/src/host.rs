@@ -173,6 +173,10 @@ impl Host for MountHost {
                         it again";
             return Err(Failure::new(Errno::PERM, text));
         }
+        if self.device.get().is_some_and(|device| id.is_file_of(*device)) {
+            let text = "the new device is a file of the filesystem itself; give one that lies elsewhere";
+            return Err(Failure::new(Errno::INVAL, text));
+        }
         open_device(path, id)
     }
 

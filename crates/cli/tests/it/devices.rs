@@ -94,6 +94,9 @@ fn devices_join_and_leave_a_mount() {
     bed.write("before");
     ok(ubtrfs(["device", "add", &c, &m]));
     bed.write("after");
+    bed.blank("m/inside.img", 256);
+    refused(&ubtrfs(["device", "add", &bed.at("m/inside.img"), &m]), &["a file of the filesystem itself"]);
+    fs::remove_file(bed.path("m/inside.img")).unwrap();
     assert!(ok(ubtrfs(["filesystem", "show", &m])).contains("Total devices 3"));
     // A device of the mount can be named in place of it.
     ok(ubtrfs(["device", "remove", &b, &m]));
