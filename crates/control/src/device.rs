@@ -217,7 +217,6 @@ pub(crate) fn open_new(context: &Context<'_>, new: &NewDevice) -> Result<Arc<dyn
 /// Tells a device that nothing on it is needed. A device that does not support that is left as it is.
 fn discard_whole(device: &dyn Device, job: &Job) -> Result<()> {
     let end = device.len_bytes();
-    job.add_total(end);
     let mut at = 0;
     while at < end {
         job.check().map_err(Error::Engine)?;
@@ -225,7 +224,6 @@ fn discard_whole(device: &dyn Device, job: &Job) -> Result<()> {
         if device.discard(at, len_bytes).is_err() {
             return Ok(());
         }
-        job.advance(len_bytes);
         at = at.saturating_add(len_bytes);
     }
     Ok(())

@@ -91,8 +91,8 @@ pub struct Last {
     pub started: u64,
     /// Seconds since 1970.
     pub stopped: u64,
-    /// How far it came on the device, in bytes.
-    pub cursor: u64,
+    /// How far it came on the device, in thousandths.
+    pub progress_1000: u64,
     /// Writes to the new device that failed.
     pub write_errors: u64,
     /// Sectors without a good copy.
@@ -122,6 +122,10 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
 
 fn replace(context: &Context<'_>, start: &Start) -> Result<Report> {
     let devid = known(context, start.devid)?;
+    if context.fs.replace_status().is_some() {
+        // Before the content of the new device is discarded.
+        return Err(ubtrfs_fs::Error::InProgress(ubtrfs_fs::REPLACE_RUNS).into());
+    }
     let device = open_new(context, &start.new)?;
     let request = ReplaceRequest { devid, device, avoids_source: start.avoids_source };
     let replaced = context.fs.replace_device(&request, context.job).map_err(|error| {
@@ -152,12 +156,14 @@ fn status(context: &Context<'_>) -> Result<Response> {
             uncorrectable_errors: running.counts.uncorrectable_errors,
         }));
     }
+    let devices = context.fs.space_usage().devices;
+    let total = |devid| devices.iter().find(|device| device.devid == devid).map_or(0, |device| device.total);
     let last = |item: DevReplaceItem| Last {
         state: item.replace_state,
         devid: item.src_devid.0,
         started: item.time_started,
         stopped: item.time_stopped,
-        cursor: item.cursor_left,
+        progress_1000: item.cursor_left.checked_div(total(item.src_devid) / 1000).unwrap_or(0).min(1000),
         write_errors: item.num_write_errors,
         uncorrectable_errors: item.num_uncorrectable_read_errors,
     };

@@ -46,7 +46,7 @@ mod writeback;
 pub use balance::run::{BalanceFailure, BalanceReport};
 pub use balance::state::{BalanceCounts, BalanceStatus};
 pub use compression::decompress;
-pub use devices::replace::{ReplaceReport, ReplaceStatus};
+pub use devices::replace::{REPLACE_RUNS, ReplaceReport, ReplaceStatus};
 pub use devices::scrub::{Damage, FILES_MAX, FileDamages, ScrubReport, ScrubStart, ScrubStatus, ScrubbedDevice};
 pub use devices::space::{DeviceUsage, GroupUsage, SpaceUsage};
 pub use error::{Error, Result};

@@ -224,11 +224,12 @@ fn describe(response: &Response) -> String {
         }
         Response::Last(Some(last)) => {
             let errors = errors(last.write_errors, last.uncorrectable_errors);
+            let at = format!("{:.1}", last.progress_1000 as f64 / 10.0);
             let (started, stopped) = (time(last.started), time(last.stopped));
             match last.state {
                 DevReplaceItem::FINISHED => format!("Started on {started}, finished on {stopped}, {errors}"),
-                DevReplaceItem::CANCELED => format!("Started on {started}, canceled on {stopped}, {errors}"),
-                DevReplaceItem::SUSPENDED => format!("Started on {started}, suspended on {stopped}, {errors}"),
+                DevReplaceItem::CANCELED => format!("Started on {started}, canceled on {stopped} at {at}%, {errors}"),
+                DevReplaceItem::SUSPENDED => format!("Started on {started}, suspended on {stopped} at {at}%, {errors}"),
                 _ => format!("Started on {started}, begun by Linux and not complete, {errors}"),
             }
         }

@@ -59,14 +59,10 @@ const COMMANDS: &[(&str, &[&str])] = &[
 /// Commands of btrfs-progs that this program does not have, with what to do instead. A name without a command stands
 /// for its whole group.
 const ABSENT: &[(&str, &str)] = &[
-    ("device add", "a filesystem cannot take further devices; make one with several devices by: mkfs.btrfs DEVICE..."),
-    ("device delete", REMOVES_NO_DEVICE),
-    ("device remove", REMOVES_NO_DEVICE),
-    ("device replace", "a device cannot be replaced"),
+    ("device replace", "a device is replaced by: btrfs replace start DEVICE NEW PATH"),
     ("filesystem mkswapfile", "Linux cannot swap to a file of a FUSE mount; use a file of another filesystem"),
     ("inspect-internal map-swapfile", "Linux cannot swap to a file of a FUSE mount"),
     ("inspect-internal list-chunks", "chunks are listed by: btrfs inspect-internal dump-tree -t chunk DEVICE"),
-    ("replace", "a device cannot be replaced"),
     ("rescue chunk-recover", "a lost chunk tree cannot be rebuilt"),
     ("rescue zero-log", "a log that cannot be replayed is left out by: mount -o nologreplay,ro"),
     ("rescue fix-device-size", "sizes of devices cannot be repaired"),
@@ -77,8 +73,6 @@ const ABSENT: &[(&str, &str)] = &[
     ("rescue fix-data-checksum", "checksums of data cannot be replaced"),
     ("restore", "files of an image, also of a damaged one, are copied by: ubtrfs cp -r IMAGE:/PATH DIRECTORY"),
 ];
-
-const REMOVES_NO_DEVICE: &str = "a device cannot be removed from a filesystem";
 
 /// A command line of `btrfs` in parts.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -35,6 +35,9 @@ pub struct ReplaceStatus {
     pub counts: ScrubCounts,
 }
 
+/// The refusal of a second replacement.
+pub const REPLACE_RUNS: &str = "a device is being replaced already; see: ubtrfs replace status";
+
 /// What is known about a replacement that runs or waits: the device that is replaced, and what was read.
 pub(crate) type RunningReplace = (DevId, DeviceScrub);
 
@@ -44,10 +47,11 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// As for [`ubtrfs_transaction::Engine::replace_device`]. After an error, the old device is in its place.
+    /// [`Error::InProgress`] if a replacement runs; and as for [`ubtrfs_transaction::Engine::replace_device`]. After an error, the old device is in its place.
     pub fn replace_device(&self, request: &ReplaceRequest, job: &Job) -> Result<ReplaceReport> {
         self.context.check_mounted_writable()?;
-        let running = self.replaces.begin((request.devid, DeviceScrub::new()));
+        let one_alone = |_: &RunningReplace| Err(Error::InProgress(REPLACE_RUNS));
+        let running = self.replaces.begin_beside((request.devid, DeviceScrub::new()), one_alone)?;
         let (_, scrub) = &running.about;
         let findings = Mutex::new(Findings::default());
         let found = |finding: ScrubFinding| self.note_finding("replace", &finding, false, &findings);

@@ -421,6 +421,8 @@ fn a_replacement_beside_writers_misses_no_write_and_can_be_cancelled() {
         }
         if let Err(error) = cancelled.join().unwrap() {
             assert!(error.to_string().contains("cancelled"), "{error}");
+            // It is noted, unless it had not begun.
+            assert!(fs.last_replacement().unwrap().is_none_or(|last| last.replace_state == 3));
             replace(&fs, 1, &image, false).unwrap();
         }
         stop.store(true, Ordering::SeqCst);
@@ -436,6 +438,45 @@ fn a_replacement_beside_writers_misses_no_write_and_can_be_cancelled() {
         assert!(fs.read(plain, 0, 4 << 20).unwrap() == content(4 * MIB, last), "device {index}");
         (1..=3).for_each(|seed| verify(&fs, seed));
         fs.close().unwrap();
+    }
+}
+
+/// Data is written before its items are put, which may happen behind the walk.
+#[test]
+fn data_that_is_being_written_when_a_replacement_begins_is_copied() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    for round in 0..8 {
+        let mut array = Array::new(&["-d", "single", "-m", "single"], &[600]);
+        let fs = array.open();
+        put(&fs, "first", &content(20 * MIB, 1));
+        let image = array.add_image(600);
+        std::thread::scope(|scope| {
+            for lane in 0..6 {
+                let fs = &fs;
+                scope.spawn(move || {
+                    let id = fs.create(TOP, format!("lane{lane}").as_bytes(), NewInode::file(0o644), &Caller::ROOT);
+                    let (id, data) = (id.unwrap().id, content(30 * MIB, lane));
+                    for (number, piece) in (0..).zip(data.chunks(256 << 10)) {
+                        fs.write(id, number * (256 << 10), piece).unwrap();
+                    }
+                });
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5 * round));
+            replace(&fs, 1, &image, false).unwrap();
+        });
+        fs.close().unwrap();
+        drop(fs);
+        array.images.remove(0);
+        let fs = array.open();
+        assert!(get(&fs, "first", 20 * MIB) == content(20 * MIB, 1));
+        for lane in 0..6 {
+            assert!(get(&fs, &format!("lane{lane}"), 30 * MIB) == content(30 * MIB, lane), "{round}: lane{lane}");
+        }
+        fs.close().unwrap();
+        drop(fs);
+        array.judge(|_| ());
     }
 }
 

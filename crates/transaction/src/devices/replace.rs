@@ -6,8 +6,8 @@
 //! changes. After that, the superblocks of the old device are wiped.
 //!
 //! Invariants:
-//! - P1. Everything that was written before the new device became the twin is committed before the walk begins, so the walk
-//!   finds it.
+//! - P1. Everything that was written before the new device became the twin is copied. The walk copies all allocated bytes,
+//!   also those that no tree describes yet: the items of data follow after the data, and may do so behind the walk.
 //! - P2. Until the commit that ends it, nothing on disk tells of the replacement: after a crash, the old device is there as
 //!   it was.
 
@@ -80,19 +80,22 @@ impl Engine {
         let started = seconds_now();
         ubtrfs_volumes::wipe(device.as_ref(), device.len_bytes())?;
         self.begin_twin(request)?;
-        let copied = self.fill_twin(request, scrub, job, found).and_then(|()| {
-            let replaced = DevReplaceItem {
+        let ended = |replace_state, cursor| {
+            Box::new(DevReplaceItem {
                 src_devid: devid,
-                cursor_left: item.total_bytes,
-                cursor_right: item.total_bytes,
+                cursor_left: cursor,
+                cursor_right: cursor,
                 cont_reading_from_srcdev_mode: request.avoids_source.into(),
-                replace_state: DevReplaceItem::FINISHED,
+                replace_state,
                 time_started: started,
                 time_stopped: seconds_now(),
                 num_write_errors: 0,
                 num_uncorrectable_read_errors: scrub.counts().uncorrectable_errors,
-            };
-            self.device_changes.request(DeviceChange::Replace(devid, Box::new(replaced)));
+            })
+        };
+        let copied = self.fill_twin(request, scrub, job, found).and_then(|()| {
+            let replaced = ended(DevReplaceItem::FINISHED, item.total_bytes);
+            self.device_changes.request(DeviceChange::Replace(devid, replaced));
             self.commit()
         });
         let done = self.device_changes.take_done();
@@ -104,6 +107,11 @@ impl Engine {
             }
         }
         self.volumes.end_twin(devid);
+        if matches!(copied, Err(Error::Cancelled)) {
+            let cancelled = ended(DevReplaceItem::CANCELED, scrub.counts().last_physical);
+            self.device_changes.request(DeviceChange::NoteReplace(cancelled));
+            self.commit()?;
+        }
         copied?;
         done.failure.map_or(Ok(()), Err)
     }
@@ -126,7 +134,7 @@ impl Engine {
         job: &Job,
         found: &(dyn Fn(ScrubFinding) + Sync),
     ) -> Result<()> {
-        // P1
+        // The trees describe more after a commit, so more is verified.
         self.commit()?;
         job.add_total(self.scrub_bytes(request.devid, 0));
         self.copy_to_twin(request.devid, request.avoids_source, scrub, job, found)?;

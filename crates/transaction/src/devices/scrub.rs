@@ -250,6 +250,8 @@ enum PieceKind {
     Block { bytenr: Logical, generation: Generation },
     /// Data, with the checksums of its sectors.
     Data(SectorCsums),
+    /// Allocated bytes that no tree describes yet (P1 of [`super::replace`]).
+    Undescribed,
 }
 
 impl Piece {
@@ -420,13 +422,19 @@ impl Engine {
 
     fn scrub_window(&self, window: &Window<'_>, offsets: Range<u64>, buf: &mut AlignedBuf) -> Result<()> {
         let Some(parts) = self.volumes.stripe_parts(&window.stripe, offsets) else { return Ok(()) };
-        let pieces = self.pieces_of(&parts)?;
+        let mut pieces = self.pieces_of(&parts)?;
+        let is_copied = matches!(window.work.mode, Mode::Twin { .. });
+        if is_copied {
+            self.add_undescribed(window.stripe.chunk, &parts, &mut pieces);
+        }
+        // Gaps are read, but not copied: one may hold a superblock.
+        let gap_bytes = if is_copied { 0 } else { GAP_BYTES };
         let mut rest = pieces.as_slice();
         while let Some(first) = rest.first() {
             // Pieces that lie near each other are read together.
             let (mut count, mut end) = (0usize, first.end());
             for piece in rest {
-                if piece.offset > end.saturating_add(GAP_BYTES) {
+                if piece.offset > end.saturating_add(gap_bytes) {
                     break;
                 }
                 end = end.max(piece.end());
@@ -453,6 +461,12 @@ impl Engine {
                         self.scrub_block(window, piece, (*bytenr, *generation), content)?;
                     }
                     PieceKind::Data(csums) => self.scrub_data(window, piece, csums, content)?,
+                    PieceKind::Undescribed if content.is_some() => {}
+                    PieceKind::Undescribed => {
+                        let unit = usize::try_from(self.geometry.sectorsize).unwrap_or(usize::MAX);
+                        // Nothing tells yet what it is, so only its readers will notice if no copy can be read.
+                        let _unknown = self.read_again(window, piece.logical.clone(), unit, None)?;
+                    }
                 }
             }
         }
@@ -487,6 +501,37 @@ impl Engine {
             }
         }
         Ok(pieces)
+    }
+
+    /// Adds the allocated parts of a chunk that no piece covers, and keeps the order. They may hold what was written before
+    /// its items are in a tree.
+    fn add_undescribed(&self, chunk: Logical, parts: &[StripePart], pieces: &mut Vec<Piece>) {
+        let reserved = self.volumes.reserved_ranges(chunk);
+        let mut added = Vec::new();
+        for part in parts {
+            let is_inside = |range: &Range<u64>| range.start < part.logical.end && part.logical.start < range.end;
+            let mut known: Vec<Range<u64>> =
+                pieces.iter().map(|piece| piece.logical.clone()).filter(is_inside).collect();
+            known.extend(reserved.iter().filter(|range| is_inside(range)).cloned());
+            known.sort_by_key(|range| range.start);
+            for taken in self.space.taken_ranges(part.logical.clone()) {
+                let mut at = taken.start;
+                let end = Range { start: taken.end, end: u64::MAX };
+                for range in known.iter().filter(|range| range.end > taken.start).chain([&end]) {
+                    let until = range.start.min(taken.end);
+                    if at < until {
+                        let offset = part.offset.saturating_add(at.saturating_sub(part.logical.start));
+                        added.push(Piece { offset, logical: at..until, kind: PieceKind::Undescribed });
+                    }
+                    at = at.max(range.end);
+                    if at >= taken.end {
+                        break;
+                    }
+                }
+            }
+        }
+        pieces.append(&mut added);
+        pieces.sort_by_key(|piece| piece.offset);
     }
 
     /// The extents in a range of addresses, in ascending order.

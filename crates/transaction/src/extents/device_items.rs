@@ -12,7 +12,7 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{DevItem, DevReplaceItem};
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, Generation, Key, KeyType, RootId, objectid};
-use ubtrfs_tree::Batch;
+use ubtrfs_tree::{Batch, Value};
 use ubtrfs_volumes::RemovedDevice;
 
 use crate::engine::Engine;
@@ -39,6 +39,8 @@ pub(crate) enum DeviceChange {
     Remove(DevId),
     /// The twin of the device takes its place. The item is stored with the generation of the commit.
     Replace(DevId, Box<DevReplaceItem>),
+    /// A replacement was cancelled.
+    NoteReplace(Box<DevReplaceItem>),
 }
 
 /// The results of the changes that a commit recorded.
@@ -103,10 +105,11 @@ impl Engine {
                     self.record_addition(device, &item, superblock, &mut recorded)?;
                 }
                 DeviceChange::Remove(devid) => self.record_removal(devid, superblock, &mut recorded)?,
+                DeviceChange::NoteReplace(item) => recorded.dev_batch.push(replace_item(&item)),
                 DeviceChange::Replace(devid, item) => self.record_replacement(devid, &item, transid, &mut recorded)?,
             }
         }
-        if recorded.chunk_batch.is_empty() {
+        if recorded.chunk_batch.is_empty() && recorded.dev_batch.is_empty() {
             return Ok(None);
         }
         last_of_each_key(&mut recorded.chunk_batch);
@@ -178,8 +181,7 @@ impl Engine {
         if let Some(item) = self.volumes.dev_item(devid) {
             recorded.chunk_batch.push((item_key(devid), Some(item.encode().into())));
         }
-        let key = Key::new(0, KeyType::DEV_REPLACE, 0);
-        recorded.dev_batch.push((key, Some(replaced.encode().into())));
+        recorded.dev_batch.push(replace_item(replaced));
         self.delete_record(devid, recorded)
     }
 
@@ -198,6 +200,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 fn item_key(devid: DevId) -> Key {
     Key::new(objectid::DEV_ITEMS, KeyType::DEV_ITEM, devid.0)
+}
+
+fn replace_item(item: &DevReplaceItem) -> (Key, Option<Value>) {
+    (Key::new(0, KeyType::DEV_REPLACE, 0), Some(item.encode().into()))
 }
 
 /// Sorts a batch, and keeps the last change of each key.
