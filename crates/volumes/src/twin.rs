@@ -12,7 +12,8 @@
 //!   other. Locks are taken in ascending order.
 //! - T2. No write misses the twin: it begins under the exclusive layout lock, which every write holds shared, and while no
 //!   migration copies to the member.
-//! - T3. A twin that missed a write never takes the member's place.
+//! - T3. A twin that missed a write never takes the member's place, and neither does one that cannot be written then. If it
+//!   fails in that commit, the old device keeps its superblocks.
 //! - T4. The new member keeps the old device as its twin until the commit that promotes it is durable, and the superblocks
 //!   of the old device are wiped. So after a power cut between the superblocks of that commit, the old device has
 //!   everything, and is a late member.
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
+use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 use ubtrfs_format::{DevId, Generation, Logical};
 
 use crate::device_change::RemovedDevice;
@@ -84,6 +86,16 @@ impl Twin {
         result.inspect_err(|error| {
             self.failure.lock().get_or_insert_with(|| error.clone());
         })
+    }
+
+    /// Fails unless the device can be written at the place of its superblock, durably, and is where it was.
+    fn check_alive(&self) -> Result<()> {
+        let zeros = [0; SUPERBLOCK_SIZE];
+        self.write(SUPERBLOCK_OFFSETS[0], &[IoSlice::new(&zeros)])?;
+        self.flush();
+        let in_place = self.device.check_in_place();
+        self.noted(in_place.map_err(|source| Error::io("check", self.device.describe(), 0, 0, source)))?;
+        self.check()
     }
 
     /// The first failure.
@@ -176,8 +188,7 @@ impl Volumes {
         let _exclusive = self.layout_lock.write();
         let old = self.member_for_twin(devid)?;
         let twin = self.twin_of(devid)?;
-        twin.flush();
-        twin.check()?;
+        twin.check_alive()?;
         let mut item = old.item.read().clone();
         item.generation = transid.0;
         let newest = self.superblock().generation;
@@ -188,6 +199,18 @@ impl Volumes {
         // The members that get superblocks have changed.
         self.kicks.count();
         Ok(RemovedDevice::new(old))
+    }
+
+    /// Fails if a device was given up since it took the place of another one.
+    pub fn check_promoted(&self, devid: DevId) -> Result<()> {
+        let member = self.member_for_twin(devid)?;
+        if member.is_complete() {
+            return Ok(());
+        }
+        Err(Error::Refused {
+            what: format!("{} failed when it took the place of device {devid}", member.describe()),
+            hint: "the old device is whole: unmount the filesystem, and mount it with the old device",
+        })
     }
 
     fn member_for_twin(&self, devid: DevId) -> Result<Arc<Member>> {

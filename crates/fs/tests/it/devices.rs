@@ -11,8 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ubtrfs_device::{Device, FileDevice, MemoryDevice};
 use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem, BlockGroupFlags};
 use ubtrfs_format::{DevId, Ino, RootId};
-use ubtrfs_fs::{Caller, FallocateMode, Fs, InodeId, Job, NewInode, ReplaceReport, ReplaceRequest};
-use ubtrfs_testkit::capability;
+use ubtrfs_fs::{Caller, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, ReplaceReport, ReplaceRequest};
+use ubtrfs_mkfs::{MkfsOptions, make_array};
+use ubtrfs_testkit::array::{FaultyMember, MemberState};
+use ubtrfs_testkit::{Medium, MediumDevice, capability};
 
 use super::arrays::{Array, content, get, open_device, put};
 
@@ -584,4 +586,51 @@ fn a_conversion_that_cannot_fit_is_refused_before_anything_moves() {
     fs.close().unwrap();
     drop(fs);
     array.judge(|_| ());
+}
+
+/// Devices in memory with a RAID1 that holds a file, of which the first is replaced by a device with this fault. Returns the
+/// old devices, the new one, its number of requests, and the result.
+fn replaced_by_faulty(plan: Option<(u64, MemberState)>) -> ([Arc<MediumDevice>; 2], Arc<MediumDevice>, u64, bool) {
+    let blank = || Arc::new(MediumDevice::new(Medium::zeros(256 * MIB)));
+    let old = [blank(), blank()];
+    let flag = BlockGroupFlags::RAID1;
+    let options = MkfsOptions { data_profile: flag, metadata_profile: flag, ..MkfsOptions::default() };
+    make_array(&[old[0].as_ref(), old[1].as_ref()], &options).unwrap();
+    let fs = Fs::open(shared(&old), MountOptions::default()).unwrap();
+    put(&fs, "big", &content(10 * MIB, 1));
+    fs.sync().unwrap();
+    let new = blank();
+    let faulty = Arc::new(FaultyMember::new(Arc::clone(&new), plan));
+    let request = ReplaceRequest { devid: DevId(1), device: faulty.clone(), avoids_source: false };
+    let is_done = fs.replace_device(&request, &Job::new()).is_ok();
+    let nr_requests = faulty.requests();
+    put(&fs, "later", &content(MIB, 2));
+    fs.close().unwrap();
+    (old, new, nr_requests, is_done)
+}
+
+fn shared(devices: &[Arc<MediumDevice>]) -> Vec<Arc<dyn Device>> {
+    devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect()
+}
+
+/// Whichever request the new device fails: the old one is wiped only if the new one is in its place.
+#[test]
+fn a_new_device_that_fails_leaves_the_old_one() {
+    let (_, _, nr_requests, is_done) = replaced_by_faulty(None);
+    assert!(is_done);
+    for number in nr_requests.saturating_sub(25)..=nr_requests {
+        for fault in [MemberState::Dies, MemberState::Vanishes, MemberState::LosesWrites] {
+            let (old, new, _, is_done) = replaced_by_faulty(Some((number, fault)));
+            let mut magic = [0; 8];
+            old[0].read_at(65536 + 64, &mut magic).unwrap();
+            let is_wiped = magic == [0; 8];
+            assert!(is_done || !is_wiped, "{number} {fault:?}: the replacement failed, and the old device is wiped");
+            // One device of each pair has everything.
+            let first = if is_done && fault != MemberState::LosesWrites { &new } else { &old[1] };
+            let options = MountOptions::parse("degraded").unwrap();
+            let fs = Fs::open(shared(&[Arc::clone(first)]), options).unwrap();
+            assert!(get(&fs, "big", 10 * MIB) == content(10 * MIB, 1), "{number} {fault:?}");
+            fs.close().unwrap();
+        }
+    }
 }

@@ -99,7 +99,9 @@ impl Engine {
             self.commit()
         });
         let done = self.device_changes.take_done();
-        for old in done.removed.into_iter().filter(|_| copied.is_ok()) {
+        let result = copied.and_then(|()| done.failure.map_or(Ok(()), Err));
+        let result = result.and_then(|()| self.volumes.check_promoted(devid));
+        for old in done.removed.into_iter().filter(|_| result.is_ok()) {
             // The old device gets all writes until nothing takes it for a device of the filesystem any more.
             let name = old.describe();
             if let Err(error) = old.wipe() {
@@ -107,13 +109,16 @@ impl Engine {
             }
         }
         self.volumes.end_twin(devid);
-        if matches!(copied, Err(Error::Cancelled)) {
-            let cancelled = ended(DevReplaceItem::CANCELED, scrub.counts().last_physical);
-            self.device_changes.request(DeviceChange::NoteReplace(cancelled));
+        if let Err(error) = &result
+            && self.check_writable().is_ok()
+        {
+            // As in Linux, one that failed counts as cancelled.
+            let mut item = ended(DevReplaceItem::CANCELED, scrub.counts().last_physical);
+            item.num_write_errors = u64::from(!matches!(error, Error::Cancelled));
+            self.device_changes.request(DeviceChange::NoteReplace(item));
             self.commit()?;
         }
-        copied?;
-        done.failure.map_or(Ok(()), Err)
+        result
     }
 
     /// Makes the new device the twin of the old one. Waits for chunks that are being moved to the old one.
