@@ -201,7 +201,7 @@ pub(crate) fn open_new(context: &Context<'_>, new: &NewDevice) -> Result<Arc<dyn
     if !path.is_absolute() {
         return Err(Failure::new(Errno::INVAL, "the path of a new device must be absolute"));
     }
-    let device = context.host.open_device(path, new.id)?;
+    let device = context.host.open_device(path, new.id, new.force)?;
     if !new.force
         && let Some(content) = detect(device.as_ref()).map_err(Error::Engine)?
     {

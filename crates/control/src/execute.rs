@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_device::{Access, Device, FileDevice, OpenError};
 use ubtrfs_format::RootId;
 use ubtrfs_format::print::escaped;
 use ubtrfs_fs::{Fs, InodeId};
@@ -124,9 +124,9 @@ pub trait Host: Send + Sync {
     fn settle(&self) {}
 
     /// Opens a device that is to join the filesystem, with the rights of this process. Fails if `path` does not lead to the
-    /// device that the client found there.
-    fn open_device(&self, path: &Path, id: ImageId) -> Result<Arc<dyn Device>> {
-        open_device(path, id)
+    /// device that the client found there, or, without `force`, if it is a file with any content.
+    fn open_device(&self, path: &Path, id: ImageId, force: bool) -> Result<Arc<dyn Device>> {
+        open_device(path, id, force)
     }
 
     /// The host's own counters, as Prometheus text. `names_files` tells whether the text may name files.
@@ -135,17 +135,28 @@ pub trait Host: Send + Sync {
     }
 }
 
-/// Opens a device that is to join the filesystem. Fails if `path` does not lead to the device that the client found there.
-pub fn open_device(path: &Path, id: ImageId) -> Result<Arc<dyn Device>> {
+/// Opens a device that is to join the filesystem, as [`Host::open_device`] does.
+pub fn open_device(path: &Path, id: ImageId, force: bool) -> Result<Arc<dyn Device>> {
+    let shown = escaped(path.as_os_str().as_encoded_bytes());
     let cannot = |text: String| Failure::new(Errno::INVAL, text);
-    let device = FileDevice::open(path, Access::ReadWrite).map_err(|error| cannot(error.to_string()))?;
-    match device.place() {
-        Ok(found) if found == id.place() => Ok(Arc::new(device)),
-        _ => Err(cannot(format!(
-            "{} leads to another file for the server than for you; run the command where the filesystem was mounted",
-            escaped(path.as_os_str().as_encoded_bytes())
-        ))),
+    let device = FileDevice::open(path, Access::ReadWrite).map_err(|error| match error {
+        OpenError::OpenHere { .. } => cannot(format!("{shown} is a device of this filesystem already")),
+        error => cannot(error.to_string()),
+    })?;
+    if !device.place().is_ok_and(|found| found == id.place()) {
+        return Err(cannot(format!(
+            "{shown} leads to another file for the server than for you; run the command where the filesystem was mounted"
+        )));
     }
+    let has_content = || device.has_content().map_err(|error| cannot(format!("cannot read {shown}: {error}")));
+    if !force
+        && !device.is_block_device()
+        && ubtrfs_transaction::detect(&device).is_ok_and(|found| found.is_none())
+        && has_content()?
+    {
+        return Err(Failure::new(Errno::EXIST, format!("{shown} is a file with content; to overwrite it, use -f")));
+    }
+    Ok(Arc::new(device))
 }
 
 /// An image that is open in this process, without a mount.

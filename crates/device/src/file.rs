@@ -247,6 +247,32 @@ impl FileDevice {
         Ok(if self.is_block { (true, metadata.rdev(), 0) } else { (false, metadata.dev(), metadata.ino()) })
     }
 
+    /// Whether an image file holds anything but zeros. Holes are not read.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn has_content(&self) -> io::Result<bool> {
+        let end = self.len_bytes();
+        let mut buf = vec![0; CONTENT_STEP];
+        let mut at = 0;
+        while at < end {
+            at = match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(at)) {
+                Ok(data) => data,
+                // Nothing but a hole is left.
+                Err(Errno::NXIO) => return Ok(false),
+                Err(_) => at,
+            };
+            let len = usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX).min(buf.len());
+            let piece = &mut buf[..len];
+            self.file.read_exact_at(piece, at)?;
+            if piece.iter().any(|byte| *byte != 0) {
+                return Ok(true);
+            }
+            at = at.saturating_add(len as u64);
+        }
+        Ok(false)
+    }
+
     /// Whether the device is a block device.
     pub fn is_block_device(&self) -> bool {
         self.is_block
@@ -278,6 +304,9 @@ impl FileDevice {
         )))
     }
 }
+
+/// Bytes that are read at once to find content.
+const CONTENT_STEP: usize = 1 << 20;
 
 /// A path that leads to an open file: `path` if there is no /proc.
 fn way_to(found: impl AsFd, path: &Path) -> PathBuf {

@@ -130,7 +130,7 @@ pub(crate) fn open_exclusive(node: &Path) -> io::Result<File> {
 }
 
 /// Device and inode number of the file behind a loop device that shows all of it.
-pub(crate) fn loop_file(rdev: u64) -> Option<(u64, u64)> {
+pub fn loop_file(rdev: u64) -> Option<(u64, u64)> {
     let dir = sysfs_dir(rdev).join("loop");
     let backing = fs::read_to_string(dir.join("backing_file")).ok()?;
     let offset = fs::read_to_string(dir.join("offset")).ok()?;

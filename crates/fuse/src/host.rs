@@ -167,7 +167,7 @@ impl Host for MountHost {
         Some(self.nodes.st_ino(id))
     }
 
-    fn open_device(&self, path: &Path, id: ImageId) -> ubtrfs_control::Result<Arc<dyn Device>> {
+    fn open_device(&self, path: &Path, id: ImageId, force: bool) -> ubtrfs_control::Result<Arc<dyn Device>> {
         if self.helper.get().is_some() {
             let text = "the server is confined and opens no files; unmount the filesystem, add the device to its image, and mount \
                         it again";
@@ -177,7 +177,7 @@ impl Host for MountHost {
             let text = "the new device is a file of the filesystem itself; give one that lies elsewhere";
             return Err(Failure::new(Errno::INVAL, text));
         }
-        open_device(path, id)
+        open_device(path, id, force)
     }
 
     fn note_mount(&self, mount: u64) {

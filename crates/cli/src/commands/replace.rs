@@ -18,7 +18,7 @@ use super::background::{self, Detached, Started};
 use super::device::{devids_of, new_device};
 use super::offline::text::day_time_text;
 use super::offline::{ImageOptions, Use};
-use super::place::Target;
+use super::place::{Target, with_channel};
 use super::served::{until_closed, with_running, with_served};
 use crate::common::{Shown, print_json, print_out};
 use crate::job::with_progress_in_bytes;
@@ -123,13 +123,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn start(args: &StartArgs) -> anyhow::Result<ExitCode> {
     let target = args.path.clone().or_image().or_its_mount();
     if matches!(target, Target::Mounted(_)) && !args.wait && !args.detached {
-        return start_in_background(args);
+        return start_in_background(args, &target);
     }
     let detached = args.detached.then(|| Detached::new(format!("replacement of a device of {}", target.filesystem())));
     let report = with_served(&target, &args.image, ImageWork::Replacement, |channel| {
         let devids = devids_of(channel, &target, std::slice::from_ref(&args.old))?;
         let devid = *devids.first().context("one device was named")?;
-        let (new, _) = new_device(&args.new, args.force, args.nodiscard)?;
+        let (new, _) = new_device(&args.new, &target, args.force, args.nodiscard)?;
         let request = AnyRequest::Replace(Request::Start(Start { devid, new, avoids_source: args.avoid_source }));
         let done = with_progress_in_bytes("copying the device", |job| {
             Detached::run_if(detached.as_ref(), job, || channel.call_with(request, &[], job))
@@ -175,8 +175,13 @@ fn text_of(args: &StartArgs, report: &Report) -> String {
     text
 }
 
-/// Starts this program again for a replacement that goes on when this process ends.
-fn start_in_background(args: &StartArgs) -> anyhow::Result<ExitCode> {
+/// Starts this program again for a replacement that goes on when this process ends. What is wrong with the arguments is
+/// told before.
+fn start_in_background(args: &StartArgs, target: &Target) -> anyhow::Result<ExitCode> {
+    with_channel(target, &args.image, Use::Read, |channel| {
+        devids_of(channel, target, std::slice::from_ref(&args.old))?;
+        new_device(&args.new, target, args.force, args.nodiscard).map(drop)
+    })?;
     let mut again: Vec<OsString> = ["replace", "start", "--detached"].map(OsString::from).to_vec();
     again.extend(args.force.then(|| "-f".into()));
     again.extend(args.avoid_source.then(|| "-r".into()));

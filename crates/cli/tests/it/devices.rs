@@ -74,7 +74,12 @@ fn devices_join_and_leave_an_image_that_is_not_mounted() {
     refused(&ubtrfs(["ls", &a]), &["not a btrfs filesystem"]);
     assert!(ok(ubtrfs(["check", &b])).contains(": clean"));
     // What it held is known, so that nothing is overwritten by mistake.
-    refused(&ubtrfs(["device", "add", &c, &b]), &["c.img"]);
+    refused(&ubtrfs(["device", "add", &c, &b]), &["c.img is a device of this filesystem already"]);
+    bed.blank("twice.img", 64);
+    refused(&ubtrfs(["device", "add", &bed.at("twice.img"), &bed.at("twice.img"), &b]), &["is given twice"]);
+    fs::write(bed.path("precious"), "no zeros".repeat(5_000_000)).unwrap();
+    refused(&ubtrfs(["device", "add", &bed.at("precious"), &b]), &["is a file with content", "use -f"]);
+    assert!(fs::read_to_string(bed.path("precious")).unwrap().starts_with("no zeros"));
     ok(ubtrfs(["mkfs", "-q", &a]));
     refused(&ubtrfs(["device", "add", &a, &b]), &["contains a btrfs filesystem", "use -f"]);
     ok(ubtrfs(["device", "add", "-f", "-K", &a, &b]));
@@ -95,7 +100,7 @@ fn devices_join_and_leave_a_mount() {
     ok(ubtrfs(["device", "add", &c, &m]));
     bed.write("after");
     bed.blank("m/inside.img", 256);
-    refused(&ubtrfs(["device", "add", &bed.at("m/inside.img"), &m]), &["a file of the filesystem itself"]);
+    refused(&ubtrfs(["device", "add", &bed.at("m/inside.img"), &m]), &["the filesystem itself"]);
     fs::remove_file(bed.path("m/inside.img")).unwrap();
     assert!(ok(ubtrfs(["filesystem", "show", &m])).contains("Total devices 3"));
     // A device of the mount can be named in place of it.
@@ -109,7 +114,9 @@ fn devices_join_and_leave_a_mount() {
     fs::rename(&a, bed.path("m/lost")).unwrap();
     fs::remove_file(bed.path("m/lost")).unwrap();
     bed.blank("d.img", 256);
-    ok(ubtrfs(["mount", "--no-sandbox", "-o", "degraded", &c, &m]));
+    let degraded = ubtrfs(["mount", "--no-sandbox", "-o", "degraded", &c, &m]);
+    let told = String::from_utf8_lossy(&degraded.stderr).into_owned();
+    assert!(degraded.status.success() && told.contains("mounted without device 1"), "{degraded:?}");
     refused(&ubtrfs(["device", "remove", "missing", &m]), &["RAID1 needs 2 devices"]);
     ok(ubtrfs(["device", "add", &bed.at("d.img"), &m]));
     assert_eq!(ok(ubtrfs(["device", "remove", "missing", &m])), "device 1 was removed\n");

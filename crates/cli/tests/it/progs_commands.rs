@@ -220,7 +220,8 @@ fn programs_and_commands_that_do_not_exist_are_refused_by_name() {
     };
     fails(Command::new(link("btrfstune")).args(["-f", "-u", "x"]), "btrfstune: ubtrfs does not have this program");
     let btrfs = link("btrfs");
-    fails(Command::new(&btrfs).args(["rep", "start", "1", "/dev/x", "/m"]), "btrfs replace start: not in ubtrfs");
+    fails(Command::new(&btrfs).args(["rep", "start", "1", "/dev/x", "/m"]), "cannot open /m");
+    fails(Command::new(&btrfs).args(["dev", "replace", "1", "/dev/x", "/m"]), "btrfs replace start DEVICE NEW PATH");
     fails(Command::new(&btrfs).args(["restore", "x", "y"]), "ubtrfs cp -r");
     let help = ok(Command::new(&btrfs).args(["help"]).output().unwrap());
     assert!(help.contains("btrfs subvolume snapshot") && help.contains("not in ubtrfs"), "{help}");

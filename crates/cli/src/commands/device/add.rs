@@ -1,17 +1,20 @@
 //! `ubtrfs device add DEVICE... PATH|IMAGE`
 
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use serde_json::json;
 use ubtrfs_control::device::{NewDevice, Request, Response};
 use ubtrfs_control::resolve::PathBytes;
 use ubtrfs_control::{Channel, ImageId, ImageWork};
-use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_device::{Device, FileDevice, loop_file};
 use ubtrfs_format::print::insert_name;
 
+use super::remove::is_same_device;
 use super::{filesystem_of, unexpected};
 use crate::commands::offline::ImageOptions;
 use crate::commands::place::{Target, find_own};
@@ -48,6 +51,11 @@ pub(super) struct AddArgs {
 
 pub(super) fn run(args: &AddArgs) -> anyhow::Result<ExitCode> {
     let (devices, target) = filesystem_of(&args.paths)?;
+    for (index, device) in devices.iter().enumerate() {
+        if devices.iter().take(index).any(|other| is_same_device(other, device)) {
+            bail!("{} is given twice", device.shown());
+        }
+    }
     let added = with_served(&target, &args.image, ImageWork::Removal, |channel| {
         devices.iter().map(|path| add(args, channel, &target, path)).collect::<anyhow::Result<Vec<_>>>()
     })?;
@@ -58,9 +66,18 @@ pub(super) fn run(args: &AddArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The `st_dev` of the filesystem in which a file lies, or the file behind a loop device.
+fn holding_filesystem(file: &File) -> Option<u64> {
+    let metadata = file.metadata().ok()?;
+    match metadata.file_type().is_block_device() {
+        true => loop_file(metadata.rdev()).map(|(dev, _)| dev),
+        false => Some(metadata.dev()),
+    }
+}
+
 /// Adds a device, tells so, and returns the facts about it.
 fn add(args: &AddArgs, channel: &Channel<'_>, target: &Target, path: &Path) -> anyhow::Result<serde_json::Value> {
-    let (new, size_bytes) = new_device(path, args.force, args.nodiscard)?;
+    let (new, size_bytes) = new_device(path, target, args.force, args.nodiscard)?;
     let full = new.path.0.clone();
     let request = Request::Add(new);
     let done = with_progress_in_bytes("discarding what is on the device", |job| {
@@ -78,12 +95,24 @@ fn add(args: &AddArgs, channel: &Channel<'_>, target: &Target, path: &Path) -> a
     Ok(value)
 }
 
-/// What a server needs to open a new device, and the size of the device. Fails if it does not exist or is in use.
-pub(crate) fn new_device(path: &Path, force: bool, nodiscard: bool) -> anyhow::Result<(NewDevice, u64)> {
+/// What a server needs to open a new device, and the size of the device. Fails if it does not exist, or lies in the
+/// filesystem itself: its server would wait for itself.
+pub(crate) fn new_device(
+    path: &Path,
+    target: &Target,
+    force: bool,
+    nodiscard: bool,
+) -> anyhow::Result<(NewDevice, u64)> {
     let found = find_own(path)?.with_context(|| {
         format!("{} does not exist; for a new image file, run: truncate -s SIZE {}", path.shown(), path.shown())
     })?;
-    let device = FileDevice::open_found(&found, path, Access::ReadWrite)?;
+    if let Target::Mounted(dir) = target
+        && let Ok(dir) = std::fs::metadata(dir)
+        && holding_filesystem(&File::from(found.try_clone()?)) == Some(dir.dev())
+    {
+        bail!("{} lies in the filesystem itself; give a device that lies elsewhere", path.shown());
+    }
+    let device = FileDevice::open_found_beside_writer(&found, path)?;
     let size_bytes = device.len_bytes();
     if is_progs() && !nodiscard {
         print_out(&format!("Performing full device TRIM {} ({}) ...\n", path.shown(), format_size(size_bytes)))?;

@@ -92,7 +92,7 @@ pub(crate) fn devids_of(channel: &Channel<'_>, target: &Target, named: &[PathBuf
 }
 
 /// Whether two paths lead to one device, also by different names.
-fn is_same_device(one: &Path, other: &Path) -> bool {
+pub(super) fn is_same_device(one: &Path, other: &Path) -> bool {
     let id = |path: &Path| open_image(path, false).and_then(ImageId::of).ok();
     one == other || id(one).is_some_and(|one| id(other) == Some(one))
 }
