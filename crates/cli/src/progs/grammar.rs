@@ -271,6 +271,6 @@ mod tests {
             let parsed = line(full).unwrap();
             assert_eq!((parsed.names.join(" ").as_str(), parsed.rest.len()), (*full, 0));
         }
-        assert!(absent(&["replace", "start"]).is_some() && absent(&["device", "stats"]).is_none());
+        assert!(absent(&["restore"]).is_some() && absent(&["replace", "start"]).is_none());
     }
 }
