@@ -193,7 +193,10 @@ impl Fs {
                     _ => "the filesystem has too few devices for the profile to convert to",
                 }));
             }
-            self.check_room_for(kind, target)?;
+            // Other filters choose some of the block groups, and the rest stays as it is.
+            if (BalanceFilters::CONVERT | BalanceFilters::SOFT).contains(filters) {
+                self.check_room_for(kind, target)?;
+            }
             let loses_copies = |group: &BlockGroup| {
                 group.flags.bits() & kind.bits() != 0 && Profile::copies_of(group.flags) > Profile::copies_of(target)
             };
