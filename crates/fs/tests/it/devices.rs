@@ -556,6 +556,10 @@ fn a_filesystem_whose_replacement_linux_has_suspended_is_not_written() {
     drop(fs);
     array.add_image(900);
     array.suspend_replacement();
+    if !is_btrfs(&array.images[2]) {
+        // Linux may suspend before the new device gets a superblock. Then it cannot be given.
+        array.images.pop();
+    }
     let fs = array.open();
     let reason = fs.read_only().expect("it is not written");
     assert!(reason.contains("replacement of a device was begun by Linux"), "{reason}");
