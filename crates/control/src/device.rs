@@ -67,7 +67,7 @@ pub enum Request {
 pub struct NewDevice {
     /// The absolute path.
     pub path: PathBytes,
-    /// What the client found there.
+    /// The identity of the file that the client found there.
     pub id: ImageId,
     /// Whether a device with known content is taken.
     #[serde(default)]

@@ -10,6 +10,7 @@
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use ubtrfs_format::superblock::Superblock;
 use ubtrfs_fs::SpaceUsage;
 use uuid::Uuid;
 
@@ -184,22 +185,29 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
 fn info(context: &Context<'_>) -> Info {
     let superblock = context.fs.superblock();
     let max_devid = context.fs.space_usage().devices.last().map_or(0, |device| device.devid.0);
-    let csum_size = superblock.csum_type().map_or(0, |csum| csum.size());
-    Info {
-        fsid: superblock.fsid,
-        metadata_uuid: superblock.node_fsid(),
-        label: superblock.label().to_vec(),
-        generation: superblock.generation.0,
-        num_devices: superblock.num_devices,
-        max_devid,
-        total_bytes: superblock.total_bytes,
-        nodesize: superblock.nodesize,
-        sectorsize: superblock.sectorsize,
-        csum_type: superblock.csum_type,
-        csum_size: u16::try_from(csum_size).unwrap_or(0),
-        compat_flags: superblock.compat_flags,
-        compat_ro_flags: superblock.compat_ro_flags,
-        incompat_flags: superblock.incompat_flags,
+    Info::of(&superblock, max_devid)
+}
+
+impl Info {
+    /// What a superblock says.
+    pub fn of(superblock: &Superblock, max_devid: u64) -> Self {
+        let csum_size = superblock.csum_type().map_or(0, |csum| csum.size());
+        Self {
+            fsid: superblock.fsid,
+            metadata_uuid: superblock.node_fsid(),
+            label: superblock.label().to_vec(),
+            generation: superblock.generation.0,
+            num_devices: superblock.num_devices,
+            max_devid,
+            total_bytes: superblock.total_bytes,
+            nodesize: superblock.nodesize,
+            sectorsize: superblock.sectorsize,
+            csum_type: superblock.csum_type,
+            csum_size: u16::try_from(csum_size).unwrap_or(0),
+            compat_flags: superblock.compat_flags,
+            compat_ro_flags: superblock.compat_ro_flags,
+            incompat_flags: superblock.incompat_flags,
+        }
     }
 }
 

@@ -13,9 +13,9 @@
 //! - I5. A device that missed changes is brought up to date, which overwrites it. It may be a backup, so it is never found:
 //!   it joins only if the caller names it. One generation of difference is not enough: a power cut between two superblocks
 //!   explains it.
+//! - I6. An image file and the loop devices over it are one device. The given one counts, or else the file.
 //! - I7. A device that was replaced, or whose id another one has by now, may still have its superblock. The device in its
 //!   place has a device item of a later generation, and is found alone. Naming the older one is an error.
-//! - I6. An image file and the loop devices over it are one device. The given one counts, or else the file.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -98,7 +98,7 @@ fn is_being_replaced(dev_tree: &Tree) -> Result<bool> {
     Ok(item.is_unfinished())
 }
 
-/// What is read before the content of the filesystem. Nothing is changed, but bad copies are repaired unless the devices are
+/// The devices and trees that are read before the content of the filesystem. Bad copies are repaired unless the devices are
 /// opened read-only.
 pub(crate) struct Loaded {
     volumes: Arc<Volumes>,

@@ -38,18 +38,21 @@ impl RemovedDevice {
         Self(member)
     }
 
-    /// Wipes the superblocks of the device (D3), and gives it back. A device that is missing or has failed is left as it is.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Io`] if the device fails.
-    pub fn wipe(self) -> Result<()> {
-        self.0.backend().map_or(Ok(()), |device| signature::wipe_superblocks(device.as_ref()))
+    /// Wipes the superblocks of the device (D3). A device that is missing or has failed is left as it is. A failure is only
+    /// logged, because the device has left already; `how` says how, such as "removed".
+    pub fn wipe(self, how: &str) {
+        let wiped = self.0.backend().map_or(Ok(()), |device| signature::wipe_superblocks(device.as_ref()));
+        if let Err(error) = wiped {
+            tracing::warn!("{} was {how}, but its superblocks could not be wiped: {error}", self.0.describe());
+        }
     }
+}
 
-    /// The name of the device.
-    pub fn describe(&self) -> String {
-        self.0.describe()
+/// The error for a device id that the filesystem does not have.
+pub fn no_device(devid: DevId) -> Error {
+    Error::Refused {
+        what: format!("there is no device {devid}"),
+        hint: "list the devices with: ubtrfs filesystem show",
     }
 }
 
@@ -62,8 +65,8 @@ impl Volumes {
     pub fn new_dev_item(&self, device: &dyn Device) -> Result<DevItem> {
         let devices = self.devices.read();
         let last = devices.last_key_value().map_or(0, |(devid, _)| *devid);
-        let like = devices.values().next().map(|member| member.item.read().clone());
-        let (Some(devid), Some(like)) = (last.checked_add(1), like) else {
+        let fsid = devices.values().next().map(|member| member.item.read().fsid);
+        let (Some(devid), Some(fsid)) = (last.checked_add(1), fsid) else {
             return Err(Error::Refused {
                 what: "the device ids of this filesystem are used up".to_owned(),
                 hint: "remove the device with the highest id, then add it again",
@@ -85,7 +88,7 @@ impl Volumes {
             seek_speed: 0,
             bandwidth: 0,
             uuid: Uuid::new_v4(),
-            fsid: like.fsid,
+            fsid,
         })
     }
 

@@ -37,7 +37,7 @@ mod twin;
 
 pub use allocation::DEVICE_RESERVED;
 pub use commit_super::LogPromise;
-pub use device_change::RemovedDevice;
+pub use device_change::{RemovedDevice, no_device};
 pub use io::{BadUnit, DeviceStripe, Refreshed, StripePart, Verify};
 pub use member::MemberState;
 pub use membership::check_superblocks;

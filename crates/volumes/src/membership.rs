@@ -9,14 +9,14 @@
 //!   the nodes that the last commit of one of them wrote, of which the first ones are compared
 //!   ([`Volumes::check_one_history`]), or by a stale member whose record in the newest device tree proves it
 //!   ([`Volumes::add_record`]). Linux writes no such records.
-//! - I5. A device that was replaced or removed may still have its superblock, if power failed or it was missing then. The
-//!   device that has its id now has a device item of a later generation. The older device is left out.
 //! - I4. The log root may differ between superblocks of one generation, if a power cut interrupted the writing of a log,
 //!   or if a device lost it. An fsync returns after all members in sync have its log. So the latest log that is valid
 //!   has everything that was promised: the one with the highest number, and of logs without a number, as Linux writes
 //!   them, the one that most devices have.
 //! - I5. A member that was only found ([`Device::is_found`]) is never stale, so it is never brought up to date: it may be a
 //!   backup.
+//! - I6. A device that was replaced or removed may still have its superblock, if power failed or it was missing then. The
+//!   device that has its id now has a device item of a later generation. The older device is left out.
 
 use std::sync::Arc;
 
@@ -193,7 +193,7 @@ fn check_member(own: &Superblock, newest: &Superblock, device: &dyn Device) -> R
     Ok(())
 }
 
-/// Leaves out devices in whose place others are (I5).
+/// Leaves out devices in whose place others are (I6).
 fn leave_out_replaced(given: &mut Vec<(Found, Arc<dyn Device>)>) {
     let is_replaced: Vec<bool> = given
         .iter()

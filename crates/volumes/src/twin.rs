@@ -18,7 +18,7 @@
 //!   of the old device are wiped. So after a power cut between the superblocks of that commit, the old device has
 //!   everything, and is a late member.
 //! - T5. The device item of the new device has the generation of that commit. So if both devices have superblocks after a
-//!   power cut, the old one is known (I5 of `membership`).
+//!   power cut, the old one is known (I6 of `membership`).
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 use ubtrfs_format::{DevId, Generation, Logical};
 
-use crate::device_change::RemovedDevice;
+use crate::device_change::{RemovedDevice, no_device};
 use crate::io::{BadUnit, DeviceStripe, Mend, Verify};
 use crate::member::Member;
 use crate::set::Volumes;
@@ -214,10 +214,7 @@ impl Volumes {
     }
 
     fn member_for_twin(&self, devid: DevId) -> Result<Arc<Member>> {
-        self.member(devid).ok_or_else(|| Error::Refused {
-            what: format!("there is no device {devid}"),
-            hint: "list the devices with: ubtrfs filesystem show",
-        })
+        self.member(devid).ok_or_else(|| no_device(devid))
     }
 
     fn twin_of(&self, devid: DevId) -> Result<Arc<Twin>> {

@@ -15,7 +15,7 @@ use ubtrfs_format::item::DevReplaceItem;
 use ubtrfs_format::print::{escaped, insert_name};
 
 use super::background::{self, Detached, Started};
-use super::device::{devids_of, new_device};
+use super::device::{devids_of, new_device, unexpected};
 use super::offline::text::day_time_text;
 use super::offline::{ImageOptions, Use};
 use super::place::{Target, with_channel};
@@ -303,8 +303,4 @@ fn cancel(args: CancelArgs) -> anyhow::Result<ExitCode> {
         })
     })?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn unexpected(target: &Target) -> anyhow::Error {
-    anyhow!("the server of {target} gave an unexpected answer; unmount and mount with this ubtrfs")
 }

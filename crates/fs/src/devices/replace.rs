@@ -16,7 +16,7 @@ use crate::{Error, Fs, Result};
 /// The result of a replacement.
 #[derive(Debug, Default)]
 pub struct ReplaceReport {
-    /// What was read, and what was bad.
+    /// Counts of the content that was read, and of the errors.
     pub counts: ScrubCounts,
     /// The files with data that has no good copy: as in [`crate::ScrubReport`].
     pub files: FileDamages,
@@ -38,7 +38,7 @@ pub struct ReplaceStatus {
 /// The refusal of a second replacement.
 pub const REPLACE_RUNS: &str = "a device is being replaced already; see: ubtrfs replace status";
 
-/// What is known about a replacement that runs or waits: the device that is replaced, and what was read.
+/// A replacement that runs or waits: the device that is replaced, and counts of the content that was read.
 pub(crate) type RunningReplace = (DevId, DeviceScrub);
 
 impl Fs {
@@ -70,7 +70,7 @@ impl Fs {
         Some(ReplaceStatus { devid: *devid, done_bytes: (progress.done, progress.total), counts: scrub.counts() })
     }
 
-    /// What the filesystem says about the last replacement, by ubtrfs or Linux.
+    /// The filesystem's note about its last replacement, by ubtrfs or Linux.
     ///
     /// # Errors
     ///

@@ -75,7 +75,7 @@ pub struct ScrubStatus {
     pub limit: u64,
 }
 
-/// What is known about a running scrub: its devices.
+/// The devices of a running scrub.
 pub(crate) type RunningScrub = Vec<(ScrubStart, DeviceScrub)>;
 
 /// The bad content that a scrub or replacement has found so far.

@@ -17,7 +17,8 @@ impl Engine {
     /// # Errors
     ///
     /// [`Error::Refused`] if the device is smaller than [`DEVICE_LEN_MIN`] or cannot be written; [`Error::Io`] if the device
-    /// fails; [`Error::Cancelled`] while the call waits for another change of devices; an error of a commit. After an error the device has not joined, but may have lost its content.
+    /// fails; [`Error::Cancelled`] while the call waits for another change of devices; an error of a commit. After an error
+    /// the device has not joined, but may have lost its content.
     pub fn add_device(&self, device: Arc<dyn Device>, job: &Job) -> Result<DevId> {
         self.check_writable()?;
         let _alone = self.device_changes.begin(job)?;
@@ -28,12 +29,7 @@ impl Engine {
                 hint: "give a device of at least 32M; for an image file: truncate -s SIZE IMAGE",
             });
         }
-        if device.is_read_only() {
-            return Err(Error::Refused {
-                what: format!("{} cannot be written", device.describe()),
-                hint: "give another device",
-            });
-        }
+        check_can_be_written(device.as_ref())?;
         ubtrfs_volumes::wipe(device.as_ref(), device.len_bytes())?;
         let devid = item.devid;
         self.device_changes.request(DeviceChange::Add(device, Box::new(item)));
@@ -41,4 +37,12 @@ impl Engine {
         self.update_unallocated();
         self.device_changes.take_done().failure.map_or(Ok(devid), Err)
     }
+}
+
+/// Fails for a new device that refuses writes.
+pub(super) fn check_can_be_written(device: &dyn Device) -> Result<()> {
+    if !device.is_read_only() {
+        return Ok(());
+    }
+    Err(Error::Refused { what: format!("{} cannot be written", device.describe()), hint: "give another device" })
 }

@@ -11,6 +11,7 @@
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::Stripe;
 use ubtrfs_format::{DevId, Profile};
+use ubtrfs_volumes::no_device;
 
 use crate::engine::Engine;
 use crate::extents::device_items::DeviceChange;
@@ -53,12 +54,7 @@ impl Engine {
         }
         self.device_changes.request(DeviceChange::Remove(devid));
         self.commit()?;
-        for device in self.device_changes.take_done().removed {
-            let name = device.describe();
-            if let Err(error) = device.wipe() {
-                tracing::warn!("{name} was removed, but its superblocks could not be wiped: {error}");
-            }
-        }
+        self.device_changes.take_done().removed.into_iter().for_each(|device| device.wipe("removed"));
         Ok(())
     }
 
@@ -66,10 +62,7 @@ impl Engine {
     fn check_enough_devices_without(&self, devids: &[DevId]) -> Result<()> {
         let devices = self.volumes.devices();
         if let Some(unknown) = devids.iter().find(|devid| !devices.iter().any(|device| device.devid == **devid)) {
-            return Err(Error::Refused {
-                what: format!("there is no device {unknown}"),
-                hint: "list the devices with: ubtrfs filesystem show",
-            });
+            return Err(no_device(*unknown));
         }
         let is_left =
             |device: &&ubtrfs_volumes::DeviceSummary| !devids.contains(&device.devid) && device.state.is_usable();

@@ -18,7 +18,9 @@ use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::DevReplaceItem;
 use ubtrfs_format::{DevId, Key, KeyType, RootId};
+use ubtrfs_volumes::no_device;
 
+use crate::devices::add::check_can_be_written;
 use crate::devices::scrub::{DeviceScrub, ScrubFinding};
 use crate::engine::Engine;
 use crate::extents::device_items::DeviceChange;
@@ -56,10 +58,7 @@ impl Engine {
         self.check_writable()?;
         let _alone = self.device_changes.begin(job)?;
         let (devid, device) = (request.devid, &request.device);
-        let item = self.volumes.dev_item(devid).ok_or_else(|| Error::Refused {
-            what: format!("there is no device {devid}"),
-            hint: "list the devices with: ubtrfs filesystem show",
-        })?;
+        let item = self.volumes.dev_item(devid).ok_or_else(|| no_device(devid))?;
         if device.len_bytes() < item.total_bytes {
             return Err(Error::Refused {
                 what: format!(
@@ -71,12 +70,7 @@ impl Engine {
                 hint: "give a larger device, or shrink the filesystem on the old one first: ubtrfs filesystem resize",
             });
         }
-        if device.is_read_only() {
-            return Err(Error::Refused {
-                what: format!("{} cannot be written", device.describe()),
-                hint: "give another device",
-            });
-        }
+        check_can_be_written(device.as_ref())?;
         let started = seconds_now();
         ubtrfs_volumes::wipe(device.as_ref(), device.len_bytes())?;
         self.begin_twin(request)?;
@@ -101,12 +95,9 @@ impl Engine {
         let done = self.device_changes.take_done();
         let result = copied.and_then(|()| done.failure.map_or(Ok(()), Err));
         let result = result.and_then(|()| self.volumes.check_promoted(devid));
-        for old in done.removed.into_iter().filter(|_| result.is_ok()) {
+        if result.is_ok() {
             // The old device gets all writes until nothing takes it for a device of the filesystem any more.
-            let name = old.describe();
-            if let Err(error) = old.wipe() {
-                tracing::warn!("{name} was replaced, but its superblocks could not be wiped: {error}");
-            }
+            done.removed.into_iter().for_each(|old| old.wipe("replaced"));
         }
         self.volumes.end_twin(devid);
         if let Err(error) = &result

@@ -546,7 +546,7 @@ fn a_read_goes_on_while_one_device_fails_all_reads() {
 
 /// A device that is being added has the superblock of the commit before, and an item of the next generation.
 #[test]
-fn i5_a_device_that_is_being_added_does_not_replace_itself() {
+fn i6_a_device_that_is_being_added_does_not_replace_itself() {
     let devices = devices(2, BlockGroupFlags::RAID1);
     let mut superblock = superblock_of(2, 2, BlockGroupFlags::RAID1);
     superblock.dev_item.generation = superblock.generation.0 + 1;

@@ -95,8 +95,8 @@ fn add(args: &AddArgs, channel: &Channel<'_>, target: &Target, path: &Path) -> a
     Ok(value)
 }
 
-/// What a server needs to open a new device, and the size of the device. Fails if it does not exist, or lies in the
-/// filesystem itself: its server would wait for itself.
+/// The description of a new device for a server, and the size of the device. Fails if the device does not exist. Fails for a
+/// file of the filesystem itself, because the server would wait for itself.
 pub(crate) fn new_device(
     path: &Path,
     target: &Target,

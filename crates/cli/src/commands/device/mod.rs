@@ -124,7 +124,7 @@ fn call_filesystem(
     }
 }
 
-fn unexpected(target: &Target) -> anyhow::Error {
+pub(crate) fn unexpected(target: &Target) -> anyhow::Error {
     anyhow!("the server of {target} gave an unexpected answer; unmount and mount with this ubtrfs")
 }
 

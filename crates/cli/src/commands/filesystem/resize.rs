@@ -14,6 +14,7 @@ use ubtrfs_format::DevId;
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 
 use super::call;
+use crate::commands::device::unexpected;
 use crate::commands::offline::{ImageOptions, Use, open_device};
 use crate::commands::place::{Target, is_btrfs};
 use crate::commands::served::{until_closed, with_running, with_served};
@@ -215,10 +216,6 @@ fn shrink_to_least(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow
         }
     }
     Ok((before, now))
-}
-
-fn unexpected(target: &Target) -> anyhow::Error {
-    anyhow!("the server of {target} gave an unexpected answer; unmount and mount with this ubtrfs")
 }
 
 /// The image file that is truncated after the resize; `None` if that was not asked for.

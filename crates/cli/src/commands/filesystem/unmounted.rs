@@ -51,23 +51,7 @@ fn superblock_of(path: &Path) -> Option<Superblock> {
 }
 
 fn described(superblock: &Superblock, devices: Vec<Device>) -> Described {
-    let csum_size = superblock.csum_type().map_or(0, |csum| csum.size());
-    let info = Info {
-        fsid: superblock.fsid,
-        metadata_uuid: superblock.node_fsid(),
-        label: superblock.label().to_vec(),
-        generation: superblock.generation.0,
-        num_devices: superblock.num_devices,
-        max_devid: devices.last().map_or(0, |device| device.devid),
-        total_bytes: superblock.total_bytes,
-        nodesize: superblock.nodesize,
-        sectorsize: superblock.sectorsize,
-        csum_type: superblock.csum_type,
-        csum_size: u16::try_from(csum_size).unwrap_or(0),
-        compat_flags: superblock.compat_flags,
-        compat_ro_flags: superblock.compat_ro_flags,
-        incompat_flags: superblock.incompat_flags,
-    };
+    let info = Info::of(superblock, devices.last().map_or(0, |device| device.devid));
     let (global_reserve, global_reserve_used, available) = (0, 0, 0);
     let usage = Usage { groups: Vec::new(), global_reserve, global_reserve_used, devices, available };
     Described { info, usage, used: superblock.bytes_used, is_mounted: false }

@@ -483,7 +483,7 @@ struct Opened {
     fs: Arc<Fs>,
     /// The device of a mount that should have the type `fuseblk`.
     block_device: Option<Arc<dyn Device>>,
-    /// What was said about the devices.
+    /// Messages about the devices.
     notes: Vec<String>,
 }
 
