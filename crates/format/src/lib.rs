@@ -36,4 +36,4 @@ pub use ids::{DevId, Generation, Ino, Logical, Physical, RootId, objectid};
 pub use key::{Key, KeyType};
 pub use profile::Profile;
 pub use range::LogicalRange;
-pub use superblock_check::check_superblock;
+pub use superblock_check::{check_superblock, check_superblock_but_flags};

@@ -32,6 +32,29 @@ const INTERRUPTED: [(u64, &str); 5] = [
 
 /// Checks a superblock that was decoded from `raw`, the 4096 bytes on the device.
 pub fn check_superblock(superblock: &Superblock, raw: &[u8]) -> Result<(), FormatError> {
+    check(superblock, raw, check_flags)
+}
+
+/// Checks a superblock, as [`check_superblock`], but accepts unknown flags and flags of interrupted conversions.
+pub fn check_superblock_but_flags(superblock: &Superblock, raw: &[u8]) -> Result<(), FormatError> {
+    check(superblock, raw, |_| Ok(()))
+}
+
+fn check_flags(superblock: &Superblock) -> Result<(), FormatError> {
+    if let Some((flag, remedy)) = INTERRUPTED.iter().find(|(flag, _)| superblock.flags & flag != 0) {
+        return Err(bad("flags", *flag, remedy));
+    }
+    if superblock.flags & !KNOWN_FLAGS != 0 {
+        return Err(bad("flags", superblock.flags & !KNOWN_FLAGS, "unknown flag"));
+    }
+    Ok(())
+}
+
+fn check(
+    superblock: &Superblock,
+    raw: &[u8],
+    flags: impl Fn(&Superblock) -> Result<(), FormatError>,
+) -> Result<(), FormatError> {
     if superblock.magic != MAGIC {
         return Err(bad("magic", u64::from_le_bytes(superblock.magic), "expected _BHRfS_M"));
     }
@@ -41,12 +64,7 @@ pub fn check_superblock(superblock: &Superblock, raw: &[u8]) -> Result<(), Forma
     if !SUPERBLOCK_OFFSETS.contains(&superblock.bytenr) {
         return Err(bad("bytenr", superblock.bytenr, "expected 64 KiB, 64 MiB or 256 GiB"));
     }
-    if let Some((flag, remedy)) = INTERRUPTED.iter().find(|(flag, _)| superblock.flags & flag != 0) {
-        return Err(bad("flags", *flag, remedy));
-    }
-    if superblock.flags & !KNOWN_FLAGS != 0 {
-        return Err(bad("flags", superblock.flags & !KNOWN_FLAGS, "unknown flag"));
-    }
+    flags(superblock)?;
     check_sizes(superblock)?;
     check_roots(superblock)?;
     check_features(superblock)?;

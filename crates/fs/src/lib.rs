@@ -66,6 +66,6 @@ pub use types::{
 pub use ubtrfs_transaction::note_panic;
 pub use ubtrfs_transaction::{
     BlockGroup, DeviceSummary, ExtentUse, Job, MemberState, Metric, MigratedChunk, Placement, Progress, QgroupId,
-    QgroupInfo, QuotaKind, QuotaStatus, RelocatedGroup, RelocationFailure, ReplaceRequest, ScrubCounts,
+    QgroupInfo, QuotaKind, QuotaStatus, RelocatedGroup, RelocationFailure, ReplaceRequest, Rescue, ScrubCounts,
 };
 pub use writeback::errors::Descriptor;

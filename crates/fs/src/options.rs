@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::Compression;
+use ubtrfs_transaction::Rescue;
 
 use crate::error::{Error, Result};
 
@@ -99,6 +100,8 @@ pub struct MountOptions {
     pub notreelog: bool,
     /// Do not replay a tree log, so the mount shows the last commit. For read-only mounts.
     pub nologreplay: bool,
+    /// What is ignored of a damaged filesystem. All but [`Rescue::use_backup_root`] need [`Self::read_only`].
+    pub rescue: Rescue,
     /// Do not resume an interrupted balance.
     pub skip_balance: bool,
     /// Count each lookup, create, tmpfile and link that returns an `Attr` as a reference to the inode, which
@@ -130,6 +133,7 @@ impl Default for MountOptions {
             acl: true,
             notreelog: false,
             nologreplay: false,
+            rescue: Rescue::default(),
             skip_balance: false,
             track_lookups: false,
         }
@@ -182,12 +186,8 @@ const NO_EFFECT: &[&str] = &[
 ];
 
 /// Options of the kernel that this engine refuses with a message, instead of ignoring them.
-const REFUSED: &[(&str, &str)] = &[
-    ("fatal_errors", "is not supported"),
-    ("usebackuproot", "is not supported yet"),
-    ("recovery", "is not supported yet"),
-    ("sync", "is not supported; use fsync or `ubtrfs filesystem sync`"),
-];
+const REFUSED: &[(&str, &str)] =
+    &[("fatal_errors", "is not supported"), ("sync", "is not supported; use fsync or `ubtrfs filesystem sync`")];
 
 impl MountOptions {
     /// Parses a comma-separated list of options; a later option overrides an earlier one. Fails if an option is
@@ -285,10 +285,8 @@ impl MountOptions {
             "notreelog" => self.notreelog = true,
             "treelog" => self.notreelog = false,
             "norecovery" | "nologreplay" => self.nologreplay = true,
-            "rescue" => match needs_value()? {
-                "nologreplay" => self.nologreplay = true,
-                _ => return Err(bad(option, "is not supported yet but for rescue=nologreplay")),
-            },
+            "usebackuproot" | "recovery" => self.rescue.use_backup_root = true,
+            "rescue" => needs_value()?.split(':').try_for_each(|part| self.apply_rescue(option, part))?,
             "space_cache" if !matches!(value, None | Some("v1" | "v2")) => {
                 return Err(bad(option, "expected space_cache, space_cache=v1 or space_cache=v2"));
             }
@@ -296,6 +294,28 @@ impl MountOptions {
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// Applies a part of `rescue=PART:PART`.
+    fn apply_rescue(&mut self, option: &str, part: &str) -> Result<()> {
+        let rescue = &mut self.rescue;
+        match part {
+            "usebackuproot" => rescue.use_backup_root = true,
+            "nologreplay" => self.nologreplay = true,
+            "ignorebadroots" | "ibadroots" => rescue.ignore_bad_roots = true,
+            "ignoredatacsums" | "idatacsums" => rescue.ignore_data_csums = true,
+            "ignoremetacsums" | "imetacsums" => rescue.ignore_meta_csums = true,
+            "ignoresuperflags" | "isuperflags" => rescue.ignore_super_flags = true,
+            "all" => {
+                self.nologreplay = true;
+                *rescue = Rescue { use_backup_root: rescue.use_backup_root, ..Rescue::ALL };
+            }
+            _ => {
+                let known = "usebackuproot, nologreplay, ignorebadroots, ignoredatacsums, ignoremetacsums, ignoresuperflags, all";
+                return Err(bad(option, &format!("expected one or several of these, separated by colons: {known}")));
+            }
+        }
+        Ok(())
     }
 }
 

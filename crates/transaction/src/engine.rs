@@ -42,6 +42,7 @@ use crate::nodes::leaf_ahead::LeafReadAhead;
 use crate::nodes::store::NodeStore;
 use crate::qgroup::state::Quotas;
 use crate::race::race_point;
+use crate::rescue::Rescue;
 use crate::roots::state::Roots;
 use crate::tree_log::{FoundLog, TreeLog};
 
@@ -61,6 +62,18 @@ pub struct OpenOptions {
     /// Whether the caller replays a log ([`Engine::take_log`]) before any other work. Without a replay, a filesystem
     /// with a log opens read-only.
     pub replay_log: bool,
+    /// What is ignored of a damaged filesystem.
+    pub rescue: Rescue,
+}
+
+impl OpenOptions {
+    pub(crate) fn of_volumes(&self) -> ubtrfs_volumes::OpenOptions {
+        ubtrfs_volumes::OpenOptions {
+            read_only: self.read_only,
+            degraded: self.degraded,
+            ignore_super_flags: self.rescue.ignore_super_flags,
+        }
+    }
 }
 
 impl Default for OpenOptions {
@@ -72,6 +85,7 @@ impl Default for OpenOptions {
             discard: false,
             discard_later: false,
             replay_log: false,
+            rescue: Rescue::default(),
         }
     }
 }

@@ -22,6 +22,7 @@
 //! Modules outside of this order:
 //!
 //! - `engine`, `open`: the type [`Engine`], and opening a filesystem.
+//! - `rescue`: what is ignored when a damaged filesystem is opened.
 //! - `commit_state`: the commit lock and the last superblock, which all modules use.
 //! - `lock_rank`: locks that check their order in debug builds.
 //! - `job`: progress of long operations, and requests to pause or cancel them.
@@ -51,6 +52,7 @@ mod per_thread;
 mod qgroup;
 mod race;
 mod relocation;
+mod rescue;
 mod roots;
 #[cfg(test)]
 mod test_tree;
@@ -86,6 +88,7 @@ pub use qgroup::control::{QgroupInfo, QuotaKind, QuotaStatus};
 pub use race::delay_races;
 pub use race::race_point;
 pub use relocation::group::{RelocatedGroup, RelocationFailure};
+pub use rescue::Rescue;
 pub use roots::committed::{CommittedTree, UseHint};
 pub use tree_log::{FoundLog, LogStats};
 pub use ubtrfs_space::BlockGroup;

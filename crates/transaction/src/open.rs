@@ -8,7 +8,7 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::check::CheckContext;
 use ubtrfs_format::item::{BlockGroupItem, ChunkItem, DevItem, DevReplaceItem};
 use ubtrfs_format::node::NodeView;
-use ubtrfs_format::superblock::{CompatRo, Incompat, Superblock};
+use ubtrfs_format::superblock::{CompatRo, Incompat, RootBackup, Superblock};
 use ubtrfs_format::{CsumType, FormatError, Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{BlockGroup, Space, SpaceConfig};
 use ubtrfs_tree::{Cursor, NodeSource, RootPtr};
@@ -21,6 +21,7 @@ use crate::engine::{Engine, Geometry, OpenOptions, Parts, missing_tree};
 use crate::extents::free_space_tree;
 use crate::handle::throttle::CACHE_PART;
 use crate::nodes::store::NodeStore;
+use crate::rescue::{earlier_roots, go_back};
 use crate::tree_log::{self, FoundLog};
 
 impl Engine {
@@ -36,18 +37,13 @@ impl Engine {
     /// extent or block group, free space, log) is corrupt or unreadable, and if the tree with the block groups or the
     /// extent tree is missing.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Arc<Self>> {
-        let of_volumes = ubtrfs_volumes::OpenOptions { read_only: options.read_only, degraded: options.degraded };
-        let loaded = Loaded::of(devices, of_volumes, options.memory_part(CACHE_PART))?;
+        options.rescue.check(options.read_only)?;
+        let loaded = Loaded::of(devices, &options, options.memory_part(CACHE_PART))?;
         let Loaded { volumes, store, geometry, chunk_tree_uuid, mut superblock, trees, mut refusal } = loaded;
         let compat_ro = superblock.compat_ro();
         if compat_ro.contains(CompatRo::FREE_SPACE_TREE) && !compat_ro.contains(CompatRo::FREE_SPACE_TREE_VALID) {
             refusal.get_or_insert_with(|| "its free space tree is not valid".to_owned());
         }
-        let space = Space::new(SpaceConfig {
-            sectorsize: geometry.sectorsize,
-            nodesize: geometry.nodesize,
-            mixed: geometry.mixed,
-        });
         if superblock.generation > GENERATION_MAX {
             let reason =
                 format!("its generation {} leaves too few generations for new transactions", superblock.generation);
@@ -57,7 +53,13 @@ impl Engine {
             refusal.get_or_insert_with(|| "its log was not replayed".to_owned());
         }
         let writable = refusal.is_none() && !options.read_only;
-        load_block_groups(&space, &volumes, &store, &trees, &superblock, writable)?;
+        let space = match load_block_groups(geometry, &volumes, &store, &trees, &superblock, writable) {
+            Err(error) if options.rescue.ignore_bad_roots => {
+                tracing::warn!("all space counts as used, because the block groups cannot be read: {error}");
+                space_in_use(geometry, &volumes)?
+            }
+            loaded => loaded?,
+        };
         let found_log = match superblock.log_root.0 != 0 && options.replay_log {
             true => Some(load_log(&volumes, &store, &mut superblock)?),
             false => None,
@@ -75,7 +77,12 @@ impl Engine {
             found_log,
         });
         engine.protect_found_log()?;
-        engine.load_quotas()?;
+        match engine.load_quotas() {
+            Err(error) if engine.options.rescue.ignore_bad_roots => {
+                tracing::warn!("quotas are unavailable, because the root tree is damaged: {error}");
+            }
+            loaded => loaded?,
+        }
         // Without the highest subvolume id, only the creation of subvolumes fails.
         if engine.read_only().is_none()
             && let Err(error) = engine.note_highest_root_id()
@@ -114,25 +121,59 @@ pub(crate) struct Loaded {
 impl Loaded {
     /// Reads the superblocks, the chunk map, and the roots of the filesystem's own trees, and checks that the devices belong
     /// together.
-    pub(crate) fn of(
+    pub(crate) fn of(devices: Vec<Arc<dyn Device>>, options: &OpenOptions, cache_bytes: u64) -> Result<Self> {
+        if !options.rescue.use_backup_root {
+            return Self::from_roots(devices, options, cache_bytes, None);
+        }
+        let load = |backup: Option<&RootBackup>| {
+            let loaded = Self::from_roots(devices.clone(), options, cache_bytes, backup)?;
+            // Other trees show their damage later, where an error says so.
+            loaded.trees.values().try_for_each(|tree| loaded.store.read_node(&tree.root_ptr().node_ptr()).map(drop))?;
+            Ok(loaded)
+        };
+        let newest = match load(None) {
+            Err(error @ (Error::Corrupt(_) | Error::Io { .. })) => error,
+            loaded => return loaded,
+        };
+        tracing::warn!("the roots of the last commit are damaged: {newest}");
+        let volumes = Volumes::open(devices.clone(), options.of_volumes())?;
+        for backup in earlier_roots(volumes.superblock()) {
+            match load(Some(&backup)) {
+                Ok(loaded) => return Ok(loaded),
+                Err(error) => tracing::warn!("the roots of generation {} are damaged: {error}", backup.tree_root_gen),
+            }
+        }
+        Err(newest)
+    }
+
+    /// Reads the trees of the last commit, or those of `backup`.
+    fn from_roots(
         devices: Vec<Arc<dyn Device>>,
-        options: ubtrfs_volumes::OpenOptions,
+        options: &OpenOptions,
         cache_bytes: u64,
+        backup: Option<&RootBackup>,
     ) -> Result<Self> {
-        let volumes = Arc::new(Volumes::open(devices, options)?);
-        let superblock = volumes.superblock().clone();
+        let volumes = Arc::new(Volumes::open(devices, options.of_volumes())?);
+        let mut superblock = volumes.superblock().clone();
+        let went_back = backup.map(|backup| go_back(&mut superblock, backup));
+        let rescue = options.rescue;
         let geometry = geometry_of(&superblock)?;
         let nodesize = usize::try_from(geometry.nodesize).unwrap_or(usize::MAX);
-        let check = CheckContext::new(&superblock);
+        let check = CheckContext::new(&superblock).with_csum(!rescue.ignore_meta_csums);
         let store = Arc::new(NodeStore::new(Arc::clone(&volumes), check, nodesize, cache_bytes));
         let chunk_tree_uuid = load_chunk_tree(&volumes, &store, &superblock)?;
         // Profiles and missing devices are known now, because the chunk map is loaded.
-        let mut refusal = volumes.write_refusal();
+        let mut refusal = went_back.or_else(|| volumes.write_refusal());
         check_one_history(&volumes, geometry.csum_type)?;
         let trees = load_own_trees(&store, &superblock)?;
         if let Some(dev_tree) = trees.get(&RootId::DEV_TREE) {
-            dev_stats::load(&volumes, dev_tree)?;
-            if is_being_replaced(dev_tree)? {
+            match dev_stats::load(&volumes, dev_tree) {
+                Err(error) if rescue.ignore_bad_roots => {
+                    tracing::warn!("the records of the devices cannot be read: {error}");
+                }
+                loaded => loaded?,
+            }
+            if !rescue.ignore_bad_roots && is_being_replaced(dev_tree)? {
                 let reason = "a replacement of a device was begun by Linux and is not complete; mount it with Linux until it is, \
                               or cancel it there (btrfs replace cancel)";
                 refusal.get_or_insert_with(|| reason.to_owned());
@@ -278,14 +319,31 @@ fn load_own_trees(store: &Arc<NodeStore>, superblock: &Superblock) -> Result<Has
     Ok(trees)
 }
 
+fn new_space(geometry: Geometry) -> Space {
+    let Geometry { sectorsize, nodesize, mixed, .. } = geometry;
+    Space::new(SpaceConfig { sectorsize, nodesize, mixed })
+}
+
+/// Block groups for all chunks, without free space.
+fn space_in_use(geometry: Geometry, volumes: &Volumes) -> Result<Space> {
+    let space = new_space(geometry);
+    for (start, chunk) in volumes.chunks() {
+        let group = BlockGroup { start, len_bytes: chunk.length, flags: chunk.flags, used: chunk.length };
+        space.insert_block_group(group, Vec::new(), volumes.reserved_ranges(start))?;
+    }
+    space.take_dirty_groups();
+    Ok(space)
+}
+
 fn load_block_groups(
-    space: &Space,
+    geometry: Geometry,
     volumes: &Volumes,
     store: &NodeStore,
     trees: &HashMap<RootId, Arc<Tree>>,
     superblock: &Superblock,
     writable: bool,
-) -> Result<()> {
+) -> Result<Space> {
+    let space = new_space(geometry);
     let compat_ro = superblock.compat_ro();
     let holder =
         if compat_ro.contains(CompatRo::BLOCK_GROUP_TREE) { RootId::BLOCK_GROUP_TREE } else { RootId::EXTENT_TREE };
@@ -323,7 +381,7 @@ fn load_block_groups(
     }
     // The groups were just read, so they all match the disk.
     space.take_dirty_groups();
-    Ok(())
+    Ok(space)
 }
 
 /// The highest generation of a filesystem that can be written. No filesystem ever reaches it, and so many generations

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
-use ubtrfs_volumes::OpenOptions;
 
+use crate::engine::OpenOptions;
 use crate::open::Loaded;
 
 /// The devices that can be used together, and for each other device why it is left out.
@@ -71,8 +71,8 @@ fn check_superblocks(devices: &[Arc<dyn Device>]) -> Result<()> {
 
 /// Whether the devices can be opened, up to the trees that belong to the filesystem itself (U1).
 fn loads(devices: &[Arc<dyn Device>]) -> Result<()> {
-    let options = OpenOptions { read_only: true, degraded: true };
-    Loaded::of(devices.to_vec(), options, CACHE_BYTES).map(drop)
+    let options = OpenOptions { read_only: true, degraded: true, ..OpenOptions::default() };
+    Loaded::of(devices.to_vec(), &options, CACHE_BYTES).map(drop)
 }
 
 fn why(device: &Arc<dyn Device>, error: Error) -> String {

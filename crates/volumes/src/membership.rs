@@ -45,12 +45,12 @@ pub(crate) struct Membership {
 }
 
 impl Membership {
-    /// Reads the superblocks of the devices.
-    pub(crate) fn find(devices: Vec<Arc<dyn Device>>) -> Result<Self> {
+    /// Reads the superblocks of the devices. With `ignore_flags`, they may have unknown flags.
+    pub(crate) fn find(devices: Vec<Arc<dyn Device>>, ignore_flags: bool) -> Result<Self> {
         let has_others = devices.len() > 1;
         let mut given: Vec<(Found, Arc<dyn Device>)> = Vec::with_capacity(devices.len());
         for device in devices {
-            let found = superblock::find(device.as_ref()).map_err(|error| match error {
+            let found = superblock::find(device.as_ref(), ignore_flags).map_err(|error| match error {
                 Error::Refused { what, .. } if has_others => Error::Refused { what, hint: GO_ON_WITHOUT },
                 error => error,
             })?;
@@ -117,7 +117,7 @@ impl Membership {
 ///
 /// As for [`Volumes::open`].
 pub fn check_superblocks(devices: Vec<Arc<dyn Device>>) -> Result<()> {
-    Membership::find(devices).map(drop)
+    Membership::find(devices, false).map(drop)
 }
 
 impl Volumes {

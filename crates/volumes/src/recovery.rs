@@ -31,7 +31,7 @@ pub struct SuperCopy {
 impl SuperCopies {
     /// Examines all copies. Fails if no copy is good.
     pub fn examine(device: &dyn Device) -> Result<Self> {
-        let newest = find(device)?.superblock;
+        let newest = find(device, false)?.superblock;
         let end = newest.dev_item.total_bytes.min(device.len_bytes());
         let copies = SUPERBLOCK_OFFSETS.iter().enumerate().filter(|(_, offset)| fits(**offset, end));
         let examine = |(mirror, offset): (usize, &u64)| SuperCopy {

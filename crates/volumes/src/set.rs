@@ -45,6 +45,8 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Whether the filesystem may be written without some of its devices, if every chunk tolerates their loss.
     pub degraded: bool,
+    /// Whether a superblock may have unknown flags, or flags of an interrupted conversion. Only for reading.
+    pub ignore_super_flags: bool,
 }
 
 /// Facts about a device, for users.
@@ -94,7 +96,8 @@ impl Volumes {
     /// filesystem or was written apart from the others, or if the filesystem has features that this program cannot
     /// read. [`Volumes::write_refusal`] says whether the filesystem can be written.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Self> {
-        let Membership { newest, members, logs, primary_lost, has_read_only } = Membership::find(devices)?;
+        let Membership { newest, members, logs, primary_lost, has_read_only } =
+            Membership::find(devices, options.ignore_super_flags)?;
         features::check_readable(&newest.superblock)?;
         let write_refusal = write_refusal(&newest.superblock, primary_lost.as_deref());
         let nr_devices = newest.superblock.num_devices;

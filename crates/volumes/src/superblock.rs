@@ -10,7 +10,7 @@
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
-use ubtrfs_format::{FormatError, check_superblock};
+use ubtrfs_format::{FormatError, check_superblock, check_superblock_but_flags};
 
 /// A device's superblock.
 #[derive(Clone, Debug)]
@@ -22,9 +22,10 @@ pub(crate) struct Found {
     pub(crate) primary_lost: bool,
 }
 
-/// Finds the newest valid superblock of a device.
-pub(crate) fn find(device: &dyn Device) -> Result<Found> {
-    let primary = read_mirror(device, 0);
+/// Finds the newest valid superblock of a device. With `ignore_flags`, it may have unknown flags.
+pub(crate) fn find(device: &dyn Device, ignore_flags: bool) -> Result<Found> {
+    let read_mirror = |mirror: usize| read_mirror_with(device, mirror, ignore_flags);
+    let primary = read_mirror(0);
     let primary_lost = matches!(&primary, Err(Unusable::NotBtrfs));
     let primary_fsid = match &primary {
         Ok(superblock) => Some(superblock.fsid),
@@ -34,7 +35,7 @@ pub(crate) fn find(device: &dyn Device) -> Result<Found> {
     let mut candidates: Vec<(usize, Superblock)> = Vec::new();
     candidates.extend(primary.as_ref().ok().map(|superblock| (0, superblock.clone())));
     for mirror in 1..SUPERBLOCK_OFFSETS.len() {
-        if let Ok(superblock) = read_mirror(device, mirror)
+        if let Ok(superblock) = read_mirror(mirror)
             && primary_fsid.is_none_or(|fsid| fsid == superblock.fsid)
         {
             candidates.push((mirror, superblock));
@@ -82,6 +83,10 @@ pub(crate) enum Unusable {
 }
 
 pub(crate) fn read_mirror(device: &dyn Device, mirror: usize) -> Result<Superblock, Unusable> {
+    read_mirror_with(device, mirror, false)
+}
+
+fn read_mirror_with(device: &dyn Device, mirror: usize, ignore_flags: bool) -> Result<Superblock, Unusable> {
     let offset = SUPERBLOCK_OFFSETS[mirror];
     if !fits(offset, device.len_bytes()) {
         return Err(Unusable::NotBtrfs);
@@ -93,7 +98,8 @@ pub(crate) fn read_mirror(device: &dyn Device, mirror: usize) -> Result<Superblo
     }
     let superblock = Superblock::decode(&raw).map_err(|cause| Unusable::Invalid { fsid: None, cause })?;
     let fsid = Some(superblock.fsid);
-    check_superblock(&superblock, &raw).map_err(|cause| Unusable::Invalid { fsid, cause })?;
+    let check = if ignore_flags { check_superblock_but_flags } else { check_superblock };
+    check(&superblock, &raw).map_err(|cause| Unusable::Invalid { fsid, cause })?;
     if superblock.bytenr != offset {
         let (field, value) = ("bytenr", superblock.bytenr);
         let cause = FormatError::Value { what: "superblock", field, value, expected: "expected its own offset" };

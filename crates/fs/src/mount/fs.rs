@@ -84,6 +84,12 @@ impl Fs {
     /// earlier sessions left unlinked in that subvolume, and starts the background threads. With the option `degraded`, a
     /// device that was only found ([`Device::is_found`]) is left out if it cannot be used.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<Self>> {
+        if options.rescue.needs_read_only() && !options.read_only {
+            return Err(Error::MountOption {
+                option: "rescue".to_owned(),
+                problem: "needs ro, because a filesystem whose damage is ignored is not written".to_owned(),
+            });
+        }
         let (devices, left_out) = match options.degraded {
             true => usable_devices(devices),
             false => (devices, Vec::new()),
@@ -101,6 +107,7 @@ impl Fs {
                 discard: options.discard,
                 discard_later: options.discard_async,
                 replay_log: !options.nologreplay,
+                rescue: options.rescue,
             },
         )?;
         let devices_at_open = (engine.superblock().generation, engine.devices());

@@ -305,8 +305,21 @@ impl Engine {
         if !verify {
             return self.volumes.read_unverified(self.moved.current(at), buf, sectorsize);
         }
-        let (at, csums) = self.current_csums_of(at, buf.len() as u64)?;
-        self.read_sectors(at, buf, &csums, true)
+        let rescue = self.options.rescue;
+        let (at, csums) = match self.current_csums_of(at, buf.len() as u64) {
+            Err(error) if rescue.ignore_bad_roots => {
+                tracing::warn!("data at {at} is not verified: {error}");
+                return self.volumes.read_unverified(at, buf, sectorsize);
+            }
+            found => found?,
+        };
+        match self.read_sectors(at, buf, &csums, true) {
+            Err(error @ Error::Corrupt(_)) if rescue.ignore_data_csums => {
+                tracing::warn!("data at {at} is returned though it is damaged: {error}");
+                self.volumes.read_unverified(at, buf, sectorsize)
+            }
+            read => read,
+        }
     }
 
     /// Reads whole sectors and compares them with their checksums. With `all`, a sector without a checksum is an error.

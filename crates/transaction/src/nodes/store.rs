@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 use ubtrfs_device::AlignedBuf;
-use ubtrfs_error::Result;
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::check::{CheckContext, Expected, check_node};
 use ubtrfs_format::superblock::Incompat;
 use ubtrfs_format::{Corrupt, FormatError, Generation, Logical};
@@ -222,6 +222,14 @@ impl NodeStore {
     }
 
     fn read_checked(&self, ptrs: &[NodePtr], buf: &mut [u8]) -> Result<()> {
+        match self.read_with(ptrs, buf, true) {
+            // R2 of rescue: a copy with the right checksum is preferred.
+            Err(Error::Corrupt(_)) if !self.check.verify_csum => self.read_with(ptrs, buf, false),
+            read => read,
+        }
+    }
+
+    fn read_with(&self, ptrs: &[NodePtr], buf: &mut [u8], verify_csum: bool) -> Result<()> {
         lock_rank::check_no_operation("I2 of lock_rank: an operation waits for no device");
         let Some(first) = ptrs.first() else { return Ok(()) };
         let context = |ptr: &NodePtr| {
@@ -232,6 +240,7 @@ impl NodeStore {
                 generation: Some(ptr.generation),
                 first_key: ptr.first_key,
             })
+            .with_csum(verify_csum)
         };
         let failure = std::cell::RefCell::new(None);
         let verify = |index: usize, raw: &[u8]| -> Result<(), FormatError> {
@@ -243,7 +252,7 @@ impl NodeStore {
         };
         self.volumes.read(first.bytenr, buf, self.nodesize, &verify).map_err(|error| {
             let error = match failure.take() {
-                Some(corrupt) if matches!(error, ubtrfs_error::Error::Corrupt(_)) => corrupt.into(),
+                Some(corrupt) if matches!(error, Error::Corrupt(_)) => corrupt.into(),
                 _ => error,
             };
             error.at(first.bytenr).in_tree(first.tree)
