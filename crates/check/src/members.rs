@@ -6,6 +6,7 @@
 //! - I2. The filesystem has the newest generation of all members. Among members of this generation, one with a log
 //!   counts, because a sync of the log writes the members one after the other.
 //! - I3. If several devices are given, a device without a valid superblock is reported and counts as missing.
+//! - I4. A device with the id 0 is the new device of a replacement that is not complete. It is not checked.
 
 use std::sync::Arc;
 
@@ -48,6 +49,9 @@ pub(crate) fn find(devices: Vec<Arc<dyn Device>>, sink: &mut Sink<'_>) -> Result
             Err(error) => failed.push(error),
         }
     }
+    // I4
+    let has_others = members.iter().any(|member: &Member| member.superblock.dev_item.devid.0 != 0);
+    members.retain(|member| !has_others || member.superblock.dev_item.devid.0 != 0);
     let age = |member: &&Member| (member.superblock.generation, member.superblock.log_root.0 != 0);
     // The first member of the newest age.
     let Some(newest) = members.iter().rev().max_by_key(age) else {
