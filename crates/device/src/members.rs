@@ -16,6 +16,8 @@
 //! - I6. An image file and the loop devices over it are one device. The given one counts, or else the file.
 //! - I7. A device that was replaced, or whose id another one has by now, may still have its superblock. The device in its
 //!   place has a device item of a later generation, and is found alone. Naming the older one is an error.
+//! - I8. A replacement that is not complete has a new device with the id 0, which the number of devices does not count. It
+//!   is searched for filesystems with several devices: the only device of a filesystem needs no search, which may take long.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,6 +36,9 @@ use crate::mounted::loop_file;
 
 /// Candidates that are examined at most, so that a huge directory does not delay an open for ever.
 const CANDIDATES_MAX: usize = 65_536;
+
+/// The device id of the new device of a replacement (I8).
+const TARGET_DEVID: u64 = 0;
 
 /// The devices of a filesystem that were found beside the given ones.
 #[derive(Debug, Default)]
@@ -68,17 +73,20 @@ impl fmt::Display for MissedChanges {
     }
 }
 
-/// Returns the devices that belong to the filesystem of these devices, but are not among them. A filesystem with one
-/// device, or without a readable superblock, has none. Devices that are not found are left out: the caller learns of
-/// them when it opens the filesystem.
+/// Returns the devices that belong to the filesystem of these devices, but are not among them: none if the
+/// only device of a filesystem is given (I8), or one without a readable superblock. Devices that are not found are left
+/// out: the caller learns of them when it opens the filesystem.
 ///
 /// # Errors
 /// Two devices that were found have the same device id (I4).
 pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
     let known: Vec<Member> = given.iter().filter_map(|path| Member::of(path, OFlags::empty())).collect();
-    let Some(first) = known.first().filter(|first| first.nr_devices > known.len() as u64) else {
+    let nr_known = known.iter().filter(|member| member.devid != TARGET_DEVID).count() as u64;
+    let has_all = |first: &&Member| nr_known >= first.nr_devices;
+    let Some(first) = known.first().filter(|first| !has_all(first) || first.nr_devices > 1) else {
         return Ok(FoundMembers::default());
     };
+    let only_target = has_all(&first);
     let own = rustix::process::geteuid().as_raw();
     let may_find_blocks = known.iter().all(|given| given.is_block || given.owner == own);
     // I3
@@ -89,6 +97,9 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
     let mut found: BTreeMap<u64, Vec<Member>> = BTreeMap::new();
     for path in candidates(given) {
         let Some(member) = Member::of(&path, OFlags::NOFOLLOW) else { continue };
+        if only_target && member.devid != TARGET_DEVID {
+            continue;
+        }
         if member.fsid != first.fsid || !is_trusted(&member) || known.iter().any(|other| other.place == member.place) {
             continue;
         }
