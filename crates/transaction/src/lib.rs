@@ -72,6 +72,7 @@ pub use engine::{BackgroundWork, DirtyData, Engine, Flusher, Geometry, OpenOptio
 pub use extents::chunk_migration::MigratedChunk;
 pub use extents::conversion::ConversionTargets;
 pub use extents::data_io::{DataExtent, DataReservation};
+pub use extents::replacing::SuspendedReplacement;
 pub use handle::quota_reservation::{QgroupId, QuotaReservation};
 #[cfg(debug_assertions)]
 pub use handle::refusal::{end_refusal, refuse_reservation_after};

@@ -19,6 +19,7 @@ use crate::commit::dev_stats;
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::engine::{Engine, Geometry, OpenOptions, Parts, missing_tree};
 use crate::extents::free_space_tree;
+use crate::extents::replacing::SuspendedReplacement;
 use crate::handle::throttle::CACHE_PART;
 use crate::nodes::store::NodeStore;
 use crate::rescue::{earlier_roots, go_back};
@@ -39,7 +40,8 @@ impl Engine {
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Arc<Self>> {
         options.rescue.check(options.read_only)?;
         let loaded = Loaded::of(devices, &options, options.memory_part(CACHE_PART))?;
-        let Loaded { volumes, store, geometry, chunk_tree_uuid, mut superblock, trees, mut refusal } = loaded;
+        let Loaded { volumes, store, geometry, chunk_tree_uuid, mut superblock, trees, mut refusal, replacement } =
+            loaded;
         let compat_ro = superblock.compat_ro();
         if compat_ro.contains(CompatRo::FREE_SPACE_TREE) && !compat_ro.contains(CompatRo::FREE_SPACE_TREE_VALID) {
             refusal.get_or_insert_with(|| "its free space tree is not valid".to_owned());
@@ -76,6 +78,9 @@ impl Engine {
             refusal,
             found_log,
         });
+        if let Some(replacement) = replacement {
+            engine.device_changes.replacing.found(replacement);
+        }
         engine.protect_found_log()?;
         match engine.load_quotas() {
             Err(error) if engine.options.rescue.ignore_bad_roots => {
@@ -98,11 +103,29 @@ impl Engine {
     }
 }
 
-/// Whether a part of a device's content is on its replacement only, or is not copied to it yet.
-fn is_being_replaced(dev_tree: &Tree) -> Result<bool> {
-    let Some(item) = dev_tree.get(&Key::new(0, KeyType::DEV_REPLACE, 0))? else { return Ok(false) };
-    let item = DevReplaceItem::decode(&item).map_err(|cause| Error::from(cause).in_tree(RootId::DEV_TREE))?;
-    Ok(item.is_unfinished())
+/// The replacement that the device tree tells of, if it is not complete. With `is_writable`, its new device gets all writes
+/// from now on (T7 of `volumes::twin`).
+fn find_replacement(volumes: &Volumes, dev_tree: &Tree, is_writable: bool) -> Result<Option<SuspendedReplacement>> {
+    let item = dev_tree.get(&Key::new(0, KeyType::DEV_REPLACE, 0))?;
+    let item = item.map(|item| DevReplaceItem::decode(&item)).transpose();
+    let item = item.map_err(|cause| Error::from(cause).in_tree(RootId::DEV_TREE))?;
+    let Some(item) = item.filter(DevReplaceItem::is_unfinished) else {
+        volumes.leave_out_target();
+        return Ok(None);
+    };
+    if !is_writable {
+        return Ok(None);
+    }
+    let (has_target, cursor_left) = match volumes.resume_twin(item.src_devid)? {
+        Some(true) => (true, item.cursor_left),
+        Some(false) => (true, 0),
+        None => (false, 0),
+    };
+    if !has_target {
+        tracing::warn!("the replacement of device {} is suspended: its new device was not given", item.src_devid);
+    }
+    let item = DevReplaceItem { cursor_left, cursor_right: cursor_left, ..item };
+    Ok(Some(SuspendedReplacement { item, has_target }))
 }
 
 /// The devices and trees that are read before the content of the filesystem. Bad copies are repaired unless the devices are
@@ -116,6 +139,7 @@ pub(crate) struct Loaded {
     trees: HashMap<RootId, Arc<Tree>>,
     /// The reason why the filesystem cannot be written.
     refusal: Option<String>,
+    replacement: Option<SuspendedReplacement>,
 }
 
 impl Loaded {
@@ -163,23 +187,22 @@ impl Loaded {
         let store = Arc::new(NodeStore::new(Arc::clone(&volumes), check, nodesize, cache_bytes));
         let chunk_tree_uuid = load_chunk_tree(&volumes, &store, &superblock)?;
         // Profiles and missing devices are known now, because the chunk map is loaded.
-        let mut refusal = went_back.or_else(|| volumes.write_refusal());
+        let refusal = went_back.or_else(|| volumes.write_refusal());
         check_one_history(&volumes, geometry.csum_type)?;
         let trees = load_own_trees(&store, &superblock)?;
+        let mut replacement = None;
         if let Some(dev_tree) = trees.get(&RootId::DEV_TREE) {
-            match dev_stats::load(&volumes, dev_tree) {
+            let is_writable = refusal.is_none() && !options.read_only;
+            let records = dev_stats::load(&volumes, dev_tree);
+            replacement = match records.and_then(|()| find_replacement(&volumes, dev_tree, is_writable)) {
                 Err(error) if rescue.ignore_bad_roots => {
                     tracing::warn!("the records of the devices cannot be read: {error}");
+                    None
                 }
-                loaded => loaded?,
-            }
-            if !rescue.ignore_bad_roots && is_being_replaced(dev_tree)? {
-                let reason = "a replacement of a device was begun by Linux and is not complete; mount it with Linux until it is, \
-                              or cancel it there (btrfs replace cancel)";
-                refusal.get_or_insert_with(|| reason.to_owned());
-            }
+                found => found?,
+            };
         }
-        Ok(Self { volumes, store, geometry, chunk_tree_uuid, superblock, trees, refusal })
+        Ok(Self { volumes, store, geometry, chunk_tree_uuid, superblock, trees, refusal, replacement })
     }
 }
 

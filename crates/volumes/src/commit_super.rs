@@ -117,6 +117,7 @@ impl Volumes {
                 let _counted = write_mirror(sb, member, *offset);
             }
         }
+        self.write_to_twins(sb, &SUPERBLOCK_OFFSETS[1..]);
         Ok(())
     }
 
@@ -142,15 +143,32 @@ impl Volumes {
     fn write_primaries(&self, sb: &Superblock) -> Result<Vec<Arc<Member>>> {
         let members: Vec<Arc<Member>> = self.members().into_iter().filter(|member| member.is_complete()).collect();
         members.iter().try_for_each(|member| check_own(sb, member, SUPERBLOCK_OFFSETS[0]).map(drop))?;
-        self.on_members(members.clone(), |member| {
-            write_mirror(sb, member, SUPERBLOCK_OFFSETS[0])?;
-            flush(member)
-        })?;
+        // Until a device in a new place has its superblock, it has one with the device id 0, which Linux refuses beside a
+        // replacement that has ended.
+        let (promoted, others): (Vec<_>, Vec<_>) = members.iter().cloned().partition(|member| member.is_promoted());
+        for wave in [promoted, others] {
+            self.on_members(wave, |member| {
+                write_mirror(sb, member, SUPERBLOCK_OFFSETS[0])?;
+                flush(member)
+            })?;
+        }
+        self.write_to_twins(sb, &SUPERBLOCK_OFFSETS[..1]);
         let written: Vec<Arc<Member>> = members.into_iter().filter(|member| member.is_complete()).collect();
         if written.is_empty() {
             return Err(Error::Bug { what: "C3: no device is in sync".to_owned() });
         }
         Ok(written)
+    }
+
+    /// Writes superblocks to the new devices of replacements, after the members have theirs (T8 of `twin`).
+    fn write_to_twins(&self, sb: &Superblock, offsets: &[u64]) {
+        for member in self.members() {
+            let Some(twin) = member.twin() else { continue };
+            if !twin.write_superblock(sb, &member, offsets) {
+                // Its superblock may have the generation of the others, but not their log.
+                self.kicks.count();
+            }
+        }
     }
 
     /// The members that get writes.

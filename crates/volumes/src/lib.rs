@@ -46,6 +46,7 @@ pub use profile::copies_of;
 pub use recovery::{SuperCopies, SuperCopy};
 pub use set::{DeviceSummary, OpenOptions, Volumes};
 pub use signature::{detect, wipe};
+pub use twin::GivenUpTwin;
 
 /// Logical ranges of a chunk at `logical` that cover superblock mirrors, sorted. Nothing is allocated in these
 /// ranges. This function serves chunks that are not in a map yet; it fails if the chunk's fields contradict each

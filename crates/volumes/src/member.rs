@@ -115,6 +115,8 @@ pub(crate) struct Member {
     /// The device that gets all writes too, and whether there is one.
     twin: RwLock<Option<Arc<Twin>>>,
     has_twin: AtomicBool,
+    /// Whether the device has taken the place of another one, and no commit that says so has ended yet.
+    is_promoted: AtomicBool,
     /// What the [`DeviceRecord`] that the last commit stored says.
     record: Mutex<Marks>,
 }
@@ -170,6 +172,7 @@ impl Member {
             stats_changed: AtomicBool::new(found_root.1 < newest),
             twin: RwLock::default(),
             has_twin: AtomicBool::new(false),
+            is_promoted: AtomicBool::new(false),
             record: Mutex::default(),
         }
     }
@@ -204,6 +207,14 @@ impl Member {
         let mut current = self.twin.write();
         self.has_twin.store(twin.is_some(), Ordering::Release);
         *current = twin;
+    }
+
+    pub(crate) fn is_promoted(&self) -> bool {
+        self.is_promoted.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_promoted(&self, is_promoted: bool) {
+        self.is_promoted.store(is_promoted, Ordering::Release);
     }
 
     /// Whether a write to this member reaches a device.

@@ -17,6 +17,8 @@
 //!   backup.
 //! - I6. A device that was replaced or removed may still have its superblock, if power failed or it was missing then. The
 //!   device that has its id now has a device item of a later generation. The older device is left out.
+//! - I7. A device with the id 0 is the new device of a replacement, and no member. Only a running or suspended replacement
+//!   uses it (see `twin`).
 
 use std::sync::Arc;
 
@@ -24,7 +26,8 @@ use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::node::verify_block;
 use ubtrfs_format::superblock::Superblock;
-use ubtrfs_format::{CsumType, Generation, Logical};
+use ubtrfs_format::{CsumType, DevId, Generation, Logical};
+use uuid::Uuid;
 
 use crate::member::Member;
 use crate::set::Volumes;
@@ -36,6 +39,8 @@ pub(crate) struct Membership {
     /// The superblock that counts (I2).
     pub(crate) newest: Found,
     pub(crate) members: Vec<Arc<Member>>,
+    /// The new device of a replacement (I7).
+    pub(crate) target: Option<FoundTarget>,
     /// Roots and levels of the logs in the superblocks of the newest generation, the latest first (I4).
     pub(crate) logs: Vec<(Logical, u8)>,
     /// A device whose primary superblock was overwritten.
@@ -56,10 +61,17 @@ impl Membership {
             })?;
             given.push((found, device));
         }
+        let (targets, mut given): (Vec<_>, Vec<_>) = given.into_iter().partition(|(own, _)| is_target(&own.superblock));
         leave_out_replaced(&mut given);
         let newest = given.iter().map(|(found, _)| found).max_by_key(|found| found.superblock.generation);
         let Some(newest) = newest.cloned() else {
-            return Err(Error::Refused { what: "no device was given".to_owned(), hint: "give at least one device" });
+            return Err(match targets.first() {
+                Some((_, device)) => Error::Refused {
+                    what: format!("{} is the new device of a replacement that is not complete", device.describe()),
+                    hint: "give the other devices of the filesystem",
+                },
+                None => Error::Refused { what: "no device was given".to_owned(), hint: "give at least one device" },
+            });
         };
         let current = newest.superblock.generation;
         // The search leaves them out already, as far as it saw this superblock (I5).
@@ -91,6 +103,7 @@ impl Membership {
                 current,
             )));
         }
+        let target = choose_target(targets, &newest.superblock)?;
         let logs = logs_of(&given, current);
         let mut newest = newest;
         if let Some(&(root, level)) = logs.first() {
@@ -107,8 +120,46 @@ impl Membership {
             has_read_only: given.iter().any(|(_, device)| device.is_read_only()),
             newest,
             members,
+            target,
         })
     }
+}
+
+/// The new device of a replacement that was begun before this open.
+#[derive(Clone, Debug)]
+pub(crate) struct FoundTarget {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) uuid: Uuid,
+    /// The size that the replacement has given it.
+    pub(crate) total_bytes: u64,
+    /// Whether it has everything that the newest commit wrote: its superblock is of that commit.
+    pub(crate) is_current: bool,
+}
+
+/// Whether the device is the new one of a replacement (I7).
+fn is_target(own: &Superblock) -> bool {
+    own.dev_item.devid == TARGET_DEVID
+}
+
+/// Chooses the new device of a replacement: the newest one, if several were given.
+fn choose_target(targets: Vec<(Found, Arc<dyn Device>)>, newest: &Superblock) -> Result<Option<FoundTarget>> {
+    let generation = |(found, _): &(Found, Arc<dyn Device>)| found.superblock.generation;
+    let Some(latest) = targets.iter().map(generation).max() else { return Ok(None) };
+    let (latest, old): (Vec<_>, Vec<_>) = targets.into_iter().partition(|target| generation(target) == latest);
+    for (_, device) in old {
+        tracing::warn!("{} is not used: a later replacement has another new device", device.describe());
+    }
+    for (index, (found, device)) in latest.iter().enumerate() {
+        check_member(&found.superblock, newest, device.as_ref())?;
+        refuse_twins(&found.superblock, device.as_ref(), latest.iter().take(index))?;
+    }
+    let target = |(found, device): (Found, Arc<dyn Device>)| FoundTarget {
+        device,
+        uuid: found.superblock.dev_item.uuid,
+        total_bytes: found.superblock.dev_item.total_bytes,
+        is_current: found.superblock.generation == newest.generation,
+    };
+    Ok(latest.into_iter().next().map(target))
 }
 
 /// Checks that the devices belong together, as far as their superblocks show it. Nothing is written.
@@ -252,6 +303,8 @@ fn check_history(own: &Superblock, newest: &Superblock, device: &dyn Device) -> 
     Err(split_brain(&device.describe(), "the newest device", own.generation))
 }
 
+/// The device id of the new device of a replacement, in its superblock. The chunk tree has no item of it.
+pub(crate) const TARGET_DEVID: DevId = DevId(0);
 /// The advice on a device of several that cannot be used.
 const GO_ON_WITHOUT: &str =
     "restore it, or go on without it: leave it out of the command, and use -o degraded; ubtrfs changed nothing";

@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::codec::{Field, Reader};
@@ -34,7 +34,7 @@ use crate::commit_super::Kicks;
 use crate::device_space::DeviceSpace;
 use crate::io::RangeLocks;
 use crate::member::{Member, MemberState};
-use crate::membership::{self, Membership};
+use crate::membership::{self, FoundTarget, Membership};
 use crate::ownership::LastCheck;
 use crate::{features, profile};
 
@@ -79,6 +79,8 @@ pub struct Volumes {
     /// Number of devices that the filesystem has, as the superblock counts them.
     pub(crate) nr_devices: AtomicU64,
     pub(crate) devices: RwLock<BTreeMap<u64, Arc<Member>>>,
+    /// The new device of a replacement that was begun before, until it is used (T7 of `twin`).
+    pub(crate) target: Mutex<Option<FoundTarget>>,
     pub(crate) chunks: ChunkMap,
     /// This lock is held shared during a write, and exclusively while the copies to which writes go change (see
     /// `migration`).
@@ -96,7 +98,7 @@ impl Volumes {
     /// filesystem or was written apart from the others, or if the filesystem has features that this program cannot
     /// read. [`Volumes::write_refusal`] says whether the filesystem can be written.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Self> {
-        let Membership { newest, members, logs, primary_lost, has_read_only } =
+        let Membership { newest, members, target, logs, primary_lost, has_read_only } =
             Membership::find(devices, options.ignore_super_flags)?;
         features::check_readable(&newest.superblock)?;
         let write_refusal = write_refusal(&newest.superblock, primary_lost.as_deref());
@@ -111,6 +113,7 @@ impl Volumes {
             degraded: options.degraded,
             nr_devices: AtomicU64::new(nr_devices),
             devices: RwLock::new(members.into_iter().map(|member| (member.devid().0, member)).collect()),
+            target: Mutex::new(target),
             chunks: ChunkMap::default(),
             layout_lock: RwLock::new(()),
             range_locks: RangeLocks::default(),

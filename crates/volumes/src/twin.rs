@@ -4,7 +4,11 @@
 //! begin_twin -> copy_to_twin, fill_twin for everything that the device has -> (a commit) promote_twin -> end_twin, wipe
 //!      |                                                                             |              |
 //!      +---------------------------- writes go to both devices ----------------------+--------------+
+//!      |
+//! resume_twin, at the next open, if that was interrupted
 //! ```
+//!
+//! From the commit that says so in the device tree on, the twin has superblocks with the device id 0, as in Linux.
 //!
 //! Invariants:
 //! - T1. Between the copy of a range and the end, the twin has the content of the member: a write holds the locks of its
@@ -19,20 +23,31 @@
 //!   everything, and is a late member.
 //! - T5. The device item of the new device has the generation of that commit. So if both devices have superblocks after a
 //!   power cut, the old one is known (I6 of `membership`).
+//! - T6. When a commit stores that everything below an offset is copied, a flush of the twin that began after these copies
+//!   has succeeded, or the twin does not get the commit's superblock. A twin with an older superblock, and one that missed
+//!   a write, counts for nothing: everything is copied again.
+//! - T7. The twin of an interrupted replacement is in place before anything is written.
+//! - T8. The twin gets a superblock after the members have it, so its superblock is never the newest one. It gets those
+//!   with a log, too: Linux may read the log of any device with the newest generation.
 
 use std::io::IoSlice;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
-use ubtrfs_format::{DevId, Generation, Logical};
+use ubtrfs_format::item::DevItem;
+use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use ubtrfs_format::{DevId, Generation, Logical, check_superblock};
+use uuid::Uuid;
 
 use crate::device_change::{RemovedDevice, no_device};
 use crate::io::{BadUnit, DeviceStripe, Mend, Verify};
 use crate::member::Member;
+use crate::membership::{FoundTarget, TARGET_DEVID};
 use crate::set::Volumes;
+use crate::{signature, superblock};
 
 /// The other device of a member.
 #[derive(Debug)]
@@ -42,12 +57,28 @@ pub(crate) struct Twin {
     pieces: Vec<RwLock<()>>,
     /// The first failure of a write or flush (T3).
     failure: Mutex<Option<Error>>,
+    /// The UUID of a new device until it is in its place; `None` for an old one.
+    uuid: Option<Uuid>,
+    /// Whether the trees tell of the replacement, so that the device gets superblocks.
+    is_recorded: AtomicBool,
+    /// Everything below this offset of the device is copied, as the running commit stores it.
+    copied_to: AtomicU64,
+    /// What `copied_to` was when the last flush that succeeded began.
+    flushed_to: AtomicU64,
 }
 
 impl Twin {
-    fn new(device: Arc<dyn Device>) -> Self {
+    fn new(device: Arc<dyn Device>, uuid: Option<Uuid>) -> Self {
         let pieces = (0..NR_PIECE_LOCKS).map(|_| RwLock::new(())).collect();
-        Self { device, pieces, failure: Mutex::default() }
+        Self {
+            device,
+            pieces,
+            failure: Mutex::default(),
+            uuid,
+            is_recorded: AtomicBool::new(false),
+            copied_to: AtomicU64::new(0),
+            flushed_to: AtomicU64::new(0),
+        }
     }
 
     /// Keeps these bytes from being copied while the guards are held.
@@ -78,8 +109,49 @@ impl Twin {
 
     /// Makes all completed writes durable. A failure is noted.
     pub(crate) fn flush(&self) {
+        let copied_to = self.copied_to.load(Ordering::Acquire);
         let flushed = self.device.flush();
-        let _noted = self.noted(flushed.map_err(|source| Error::io("flush", self.device.describe(), 0, 0, source)));
+        let flushed = flushed.map_err(|source| Error::io("flush", self.device.describe(), 0, 0, source));
+        if self.noted(flushed).is_ok() {
+            self.flushed_to.store(copied_to, Ordering::Release);
+        }
+    }
+
+    /// Writes a superblock to the new device of a replacement that the trees tell of. A failure is noted. Returns false if
+    /// the device gets no superblocks any more, and has had some.
+    pub(crate) fn write_superblock(&self, sb: &Superblock, member: &Member, offsets: &[u64]) -> bool {
+        let Some(uuid) = self.uuid else { return true };
+        if !self.is_recorded.load(Ordering::Acquire) {
+            return true;
+        }
+        if self.check().is_ok() {
+            assert!(
+                self.flushed_to.load(Ordering::Acquire) >= self.copied_to.load(Ordering::Acquire),
+                "T6: a commit counts copies that were not flushed"
+            );
+            let dev_item = DevItem { devid: TARGET_DEVID, uuid, ..member.item.read().clone() };
+            let _noted = self.noted(self.put_superblock(sb, &dev_item, offsets));
+        }
+        if self.check().is_ok() {
+            return true;
+        }
+        // Without a superblock it counts for nothing (T6).
+        self.is_recorded.store(false, Ordering::Release);
+        let _failed_anyway = signature::wipe_superblocks(self.device.as_ref());
+        false
+    }
+
+    fn put_superblock(&self, sb: &Superblock, dev_item: &DevItem, offsets: &[u64]) -> Result<()> {
+        for &offset in offsets.iter().filter(|offset| superblock::fits(**offset, dev_item.total_bytes)) {
+            let own = Superblock { bytenr: offset, dev_item: dev_item.clone(), ..sb.clone() };
+            let raw = own.encode_with_csum();
+            check_superblock(&own, &raw)?;
+            self.write(offset, &[IoSlice::new(&raw)])?;
+        }
+        if offsets.first() == SUPERBLOCK_OFFSETS.first() {
+            self.flush();
+        }
+        self.check()
     }
 
     fn noted(&self, result: Result<()>) -> Result<()> {
@@ -90,8 +162,10 @@ impl Twin {
 
     /// Fails unless the device can be written at the place of its superblock, durably, and is where it was.
     fn check_alive(&self) -> Result<()> {
-        let zeros = [0; SUPERBLOCK_SIZE];
-        self.write(SUPERBLOCK_OFFSETS[0], &[IoSlice::new(&zeros)])?;
+        let (at, mut raw) = (SUPERBLOCK_OFFSETS[0], vec![0; SUPERBLOCK_SIZE]);
+        let read = self.device.read_at(at, &mut raw);
+        self.noted(read.map_err(|source| Error::io("read", self.device.describe(), at, raw.len() as u64, source)))?;
+        self.write(at, &[IoSlice::new(&raw)])?;
         self.flush();
         let in_place = self.device.check_in_place();
         self.noted(in_place.map_err(|source| Error::io("check", self.device.describe(), 0, 0, source)))?;
@@ -104,6 +178,19 @@ impl Twin {
     }
 }
 
+/// The new device of a replacement that was given up.
+#[derive(Debug)]
+pub struct GivenUpTwin(Arc<Twin>);
+
+impl GivenUpTwin {
+    /// Wipes the superblocks. A failure is only logged.
+    pub fn wipe(self) {
+        if let Err(error) = signature::wipe_superblocks(self.0.device.as_ref()) {
+            tracing::warn!("the superblocks of {} could not be wiped: {error}", self.0.device.describe());
+        }
+    }
+}
+
 impl Volumes {
     /// Makes every write to a device also go to `device` (T2), which was wiped and is as large.
     ///
@@ -111,6 +198,36 @@ impl Volumes {
     ///
     /// [`Error::BlockGroupBusy`] while a chunk is being moved to the device; [`Error::Refused`] if there is no such device.
     pub fn begin_twin(&self, devid: DevId, device: Arc<dyn Device>) -> Result<()> {
+        self.put_twin(devid, device, Uuid::new_v4())
+    }
+
+    /// Makes the new device of an interrupted replacement, if it was given, the twin of a device again (T7). Returns whether
+    /// everything that the last commit counts as copied is on it (T6); `None` if it was not given, or is too small.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Volumes::begin_twin`].
+    pub fn resume_twin(&self, devid: DevId) -> Result<Option<bool>> {
+        let needed = self.member_for_twin(devid)?.item.read().total_bytes;
+        let Some(FoundTarget { device, uuid, total_bytes, is_current }) = self.target.lock().take() else {
+            return Ok(None);
+        };
+        if device.is_read_only() || device.len_bytes() < needed {
+            tracing::warn!("{} cannot take the place of device {devid}", device.describe());
+            return Ok(None);
+        }
+        self.put_twin(devid, device, uuid)?;
+        Ok(Some(is_current && total_bytes >= needed))
+    }
+
+    /// Forgets a given new device of a replacement that has ended.
+    pub fn leave_out_target(&self) {
+        if let Some(target) = self.target.lock().take() {
+            tracing::warn!("{} is not used: its replacement has ended", target.device.describe());
+        }
+    }
+
+    fn put_twin(&self, devid: DevId, device: Arc<dyn Device>, uuid: Uuid) -> Result<()> {
         self.check_writable()?;
         let member = self.member_for_twin(devid)?;
         let _exclusive = self.layout_lock.write();
@@ -119,7 +236,7 @@ impl Volumes {
         if let Some(moving) = chunks.iter().find(|chunk| chunk.target.as_deref().is_some_and(is_moving_here)) {
             return Err(Error::BlockGroupBusy { start: moving.start(), work: "moved" });
         }
-        member.set_twin(Some(Arc::new(Twin::new(device))));
+        member.set_twin(Some(Arc::new(Twin::new(device, Some(uuid)))));
         Ok(())
     }
 
@@ -128,7 +245,29 @@ impl Volumes {
         let _exclusive = self.layout_lock.write();
         if let Some(member) = self.member(devid) {
             member.set_twin(None);
+            member.set_promoted(false);
         }
+    }
+
+    /// Notes that the running commit tells of the replacement, and stores that everything below an offset of the device is
+    /// copied. Returns the offset that it may store: 0 if the twin missed a write (T6).
+    pub fn record_copied(&self, devid: DevId, copied_to: u64) -> u64 {
+        let Some(twin) = self.member(devid).and_then(|member| member.twin()) else { return 0 };
+        if twin.check().is_err() {
+            return 0;
+        }
+        twin.copied_to.store(copied_to, Ordering::Release);
+        twin.is_recorded.store(true, Ordering::Release);
+        copied_to
+    }
+
+    /// Notes that the running commit tells that the replacement was given up: the twin gets no superblock of it. Returns
+    /// the twin, whose superblocks are wiped after the commit.
+    pub fn give_up_twin(&self, devid: DevId) -> Option<GivenUpTwin> {
+        // An old device is not given up (T4).
+        let twin = self.member(devid)?.twin().filter(|twin| twin.uuid.is_some())?;
+        twin.is_recorded.store(false, Ordering::Release);
+        Some(GivenUpTwin(twin))
     }
 
     /// Fails if the twin of a device missed a write (T3).
@@ -194,7 +333,8 @@ impl Volumes {
         let newest = self.superblock().generation;
         let member = Member::given(item, Arc::clone(&twin.device), (Logical(0), newest), newest);
         member.set_known();
-        member.set_twin(old.backend().map(|device| Arc::new(Twin::new(Arc::clone(device)))));
+        member.set_promoted(true);
+        member.set_twin(old.backend().map(|device| Arc::new(Twin::new(Arc::clone(device), None))));
         self.devices.write().insert(devid.0, Arc::new(member));
         // The members that get superblocks have changed.
         self.kicks.count();

@@ -23,8 +23,11 @@ pub(crate) struct DeviceJob<T> {
 }
 
 /// A job that ends when this value is dropped.
-pub(crate) struct ActiveJob<'j, T> {
-    jobs: &'j DeviceJobs<T>,
+pub(crate) struct ActiveJob<J, T>
+where
+    J: std::ops::Deref<Target = DeviceJobs<T>>,
+{
+    jobs: J,
     own: Arc<DeviceJob<T>>,
 }
 
@@ -35,14 +38,21 @@ impl<T> Default for DeviceJobs<T> {
 }
 
 impl<T> DeviceJobs<T> {
-    pub(crate) fn begin(&self, about: T) -> ActiveJob<'_, T> {
+    pub(crate) fn begin(&self, about: T) -> ActiveJob<&Self, T> {
         let own = Arc::new(DeviceJob { job: Job::new(), about });
         self.running.lock().push(Arc::clone(&own));
         ActiveJob { jobs: self, own }
     }
 
+    /// Begins a job of a thread of its own.
+    pub(crate) fn begin_shared(self: &Arc<Self>, about: T) -> ActiveJob<Arc<Self>, T> {
+        let own = Arc::new(DeviceJob { job: Job::new(), about });
+        self.running.lock().push(Arc::clone(&own));
+        ActiveJob { jobs: Arc::clone(self), own }
+    }
+
     /// Begins a job if `check` allows it beside each of the others.
-    pub(crate) fn begin_beside(&self, about: T, check: impl Fn(&T) -> Result<()>) -> Result<ActiveJob<'_, T>> {
+    pub(crate) fn begin_beside(&self, about: T, check: impl Fn(&T) -> Result<()>) -> Result<ActiveJob<&Self, T>> {
         let mut running = self.running.lock();
         running.iter().try_for_each(|other| check(&other.about))?;
         let own = Arc::new(DeviceJob { job: Job::new(), about });
@@ -67,7 +77,10 @@ impl<T> DeviceJobs<T> {
     }
 }
 
-impl<T> std::ops::Deref for ActiveJob<'_, T> {
+impl<J, T> std::ops::Deref for ActiveJob<J, T>
+where
+    J: std::ops::Deref<Target = DeviceJobs<T>>,
+{
     type Target = DeviceJob<T>;
 
     fn deref(&self) -> &DeviceJob<T> {
@@ -75,7 +88,10 @@ impl<T> std::ops::Deref for ActiveJob<'_, T> {
     }
 }
 
-impl<T> Drop for ActiveJob<'_, T> {
+impl<J, T> Drop for ActiveJob<J, T>
+where
+    J: std::ops::Deref<Target = DeviceJobs<T>>,
+{
     fn drop(&mut self) {
         self.jobs.running.lock().retain(|job| !Arc::ptr_eq(job, &self.own));
         self.jobs.ended.notify_all();

@@ -2,14 +2,22 @@
 //!
 //! ```text
 //! none --replace_device--> running --the new device is in place, cancel_replace, a failure--> none
+//!                           ^   |
+//!              the next open|   | suspend_replace, close
+//!                           |   v
+//!                         suspended --cancel_replace--> none
 //! ```
+
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use ubtrfs_format::DevId;
 use ubtrfs_format::item::DevReplaceItem;
-use ubtrfs_transaction::{DeviceScrub, Job, ReplaceRequest, ScrubCounts, ScrubFinding};
+use ubtrfs_transaction::{DeviceScrub, Job, ReplaceRequest, ScrubCounts, ScrubFinding, SuspendedReplacement};
 
+use crate::devices::jobs::DeviceJobs;
 use crate::devices::scrub::{FileDamages, Findings};
+use crate::service_threads::ServiceThreads;
 use crate::watched_job::watched;
 use crate::{Error, Fs, Result};
 
@@ -39,7 +47,53 @@ pub struct ReplaceStatus {
 pub const REPLACE_RUNS: &str = "a device is being replaced already; see: ubtrfs replace status";
 
 /// A replacement that runs or waits: the device that is replaced, and counts of the content that was read.
-pub(crate) type RunningReplace = (DevId, DeviceScrub);
+pub(crate) type RunningReplace = (DevId, Arc<DeviceScrub>);
+
+/// The replacements of devices, and the thread that goes on with one that an earlier session has begun.
+#[derive(Debug, Default)]
+pub(crate) struct Replaces {
+    jobs: Arc<DeviceJobs<RunningReplace>>,
+    thread: ServiceThreads,
+}
+
+impl Replaces {
+    /// Goes on with a suspended replacement in the background. The thread holds the filesystem only after the replacement,
+    /// to name the files with bad content, so dropping the last handle closes it.
+    pub(crate) fn start(&self, fs: &Arc<Fs>) {
+        let Some(SuspendedReplacement { item, has_target: true }) = fs.engine.suspended_replacement() else { return };
+        let (jobs, engine, fs) = (Arc::clone(&self.jobs), Arc::clone(&fs.engine), Arc::downgrade(fs));
+        let begun = Arc::new(Mutex::new(Some(jobs.begin_shared((item.src_devid, Arc::default())))));
+        self.thread.start("ubtrfs-replace", 1, move || {
+            let Some(running) = begun.lock().take() else { return };
+            let found = Mutex::new(Vec::new());
+            let keep = |finding: ScrubFinding| {
+                let mut found = found.lock();
+                if found.len() < FINDINGS_MAX {
+                    found.push(finding);
+                }
+            };
+            tracing::info!("the replacement of device {} goes on", item.src_devid);
+            let done = engine.resume_replacement(&running.about.1, &running.job, &keep);
+            drop(running);
+            let Some(fs) = fs.upgrade() else { return };
+            let findings = Mutex::new(Findings::default());
+            found.lock().iter().for_each(|finding| fs.note_finding("replace", finding, false, &findings));
+            match done {
+                Ok(_) => tracing::info!("device {} is replaced", item.src_devid),
+                Err(error) => tracing::warn!("device {} is not replaced: {error}", item.src_devid),
+            }
+        });
+    }
+
+    /// Ends running replacements; the next session goes on with them.
+    fn suspend(&self) {
+        self.jobs.cancel();
+        self.thread.join();
+    }
+}
+
+/// Bad ranges that are kept until their files are named.
+const FINDINGS_MAX: usize = 10_000;
 
 impl Fs {
     /// Copies a device to a new one, which then takes its place; the old one leaves the filesystem. What is bad comes from
@@ -47,11 +101,12 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`Error::InProgress`] if a replacement runs; and as for [`ubtrfs_transaction::Engine::replace_device`]. After an error, the old device is in its place.
+    /// [`Error::InProgress`] if a replacement runs; and as for [`ubtrfs_transaction::Engine::replace_device`]. After an
+    /// error, the old device is in its place.
     pub fn replace_device(&self, request: &ReplaceRequest, job: &Job) -> Result<ReplaceReport> {
         self.context.check_mounted_writable()?;
         let one_alone = |_: &RunningReplace| Err(Error::InProgress(REPLACE_RUNS));
-        let running = self.replaces.begin_beside((request.devid, DeviceScrub::new()), one_alone)?;
+        let running = self.replaces.jobs.begin_beside((request.devid, Arc::new(DeviceScrub::new())), one_alone)?;
         let (_, scrub) = &running.about;
         let findings = Mutex::new(Findings::default());
         let found = |finding: ScrubFinding| self.note_finding("replace", &finding, false, &findings);
@@ -64,7 +119,7 @@ impl Fs {
 
     /// The replacement that runs, if there is one.
     pub fn replace_status(&self) -> Option<ReplaceStatus> {
-        let running = self.replaces.running().into_iter().next()?;
+        let running = self.replaces.jobs.running().into_iter().next()?;
         let progress = running.job.progress();
         let (devid, scrub) = &running.about;
         Some(ReplaceStatus { devid: *devid, done_bytes: (progress.done, progress.total), counts: scrub.counts() })
@@ -79,12 +134,37 @@ impl Fs {
         Ok(self.engine.last_replacement()?)
     }
 
-    /// Cancels all replacements that run or wait, and returns after they have ended.
+    /// Cancels all replacements that run, wait or are suspended, and returns after they have ended.
     ///
     /// # Errors
     ///
-    /// [`Error::NotRunning`] if there is none.
+    /// [`Error::NotRunning`] if there is none; the failure of a commit.
     pub fn cancel_replace(&self) -> Result<()> {
-        if self.replaces.cancel() { Ok(()) } else { Err(Error::NotRunning("no device is being replaced")) }
+        self.context.check_mounted_writable()?;
+        let has_run = self.replaces.jobs.cancel();
+        // One that was cancelled before it went on is still suspended.
+        let was_suspended = self.engine.cancel_suspended_replacement(&Job::new())?;
+        if has_run || was_suspended { Ok(()) } else { Err(Error::NotRunning("no device is being replaced")) }
+    }
+
+    /// The replacement that is suspended, because its new device is missing.
+    pub fn suspended_replacement(&self) -> Option<SuspendedReplacement> {
+        self.engine.suspended_replacement()
+    }
+
+    /// Ends running replacements, and keeps their state: the next session goes on with them.
+    pub fn suspend_replace(&self) {
+        self.engine.suspend_replacement();
+        self.replaces.suspend();
+    }
+
+    /// Sets the highest rate in bytes per second of the replacement that runs; 0 means no limit. Does nothing if none runs.
+    pub fn limit_replace(&self, bytes_per_sec: u64) {
+        self.replaces.jobs.running().iter().for_each(|running| running.about.1.set_limit(bytes_per_sec));
+    }
+
+    /// Waits until no replacement of an earlier session runs any more.
+    pub fn wait_for_replace(&self) {
+        self.replaces.thread.join();
     }
 }

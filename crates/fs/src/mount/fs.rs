@@ -16,7 +16,7 @@ use ubtrfs_transaction::{BackgroundWork, DeviceSummary, Engine, Flusher, Geometr
 use crate::balance::reclaim::Reclaim;
 use crate::balance::state::BalanceState;
 use crate::devices::jobs::DeviceJobs;
-use crate::devices::replace::RunningReplace;
+use crate::devices::replace::Replaces;
 use crate::devices::scrub::RunningScrub;
 use crate::error::{Error, Result};
 use crate::inode::cache::InodeCache;
@@ -50,7 +50,7 @@ pub struct Fs {
     pub(crate) reclaim: Reclaim,
     pub(crate) resizes: DeviceJobs<()>,
     pub(crate) removals: DeviceJobs<()>,
-    pub(crate) replaces: DeviceJobs<RunningReplace>,
+    pub(crate) replaces: Replaces,
     pub(crate) scrubs: DeviceJobs<RunningScrub>,
     pub(crate) resync: ResyncThread,
     devices_at_open: (Generation, Vec<DeviceSummary>),
@@ -126,7 +126,7 @@ impl Fs {
             reclaim: Reclaim::new(options.bg_reclaim_threshold),
             resizes: DeviceJobs::default(),
             removals: DeviceJobs::default(),
-            replaces: DeviceJobs::default(),
+            replaces: Replaces::default(),
             scrubs: DeviceJobs::default(),
             resync: ResyncThread::default(),
             devices_at_open,
@@ -162,6 +162,7 @@ impl Fs {
                 tracing::warn!("finding deleted subvolumes failed: {error}");
             }
             fs.resync.start(&fs)?;
+            fs.replaces.start(&fs);
             fs.commit_thread.start(&fs);
             fs.data.threads.start(&fs);
             fs.reclaim.start(&fs);
@@ -279,6 +280,7 @@ impl Fs {
     fn close_once(&self) -> Result<()> {
         self.context.end_changes();
         self.balance.close();
+        self.suspend_replace();
         self.resync.stop();
         self.reclaim.stop();
         self.commit_thread.stop();

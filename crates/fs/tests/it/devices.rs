@@ -21,7 +21,7 @@ use super::arrays::{Array, content, get, open_device, put};
 const MIB: u64 = 1 << 20;
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
 
-fn devids(fs: &Fs) -> Vec<u64> {
+pub(crate) fn devids(fs: &Fs) -> Vec<u64> {
     fs.space_usage().devices.iter().map(|device| device.devid.0).collect()
 }
 
@@ -30,7 +30,7 @@ fn allocated(fs: &Fs, devid: u64) -> u64 {
     usage.devices.iter().find(|device| device.devid.0 == devid).map_or(0, |device| device.allocated)
 }
 
-fn add(fs: &Fs, image: &Path) -> u64 {
+pub(crate) fn add(fs: &Fs, image: &Path) -> u64 {
     fs.add_device(open_device(image), &Job::new()).unwrap().0
 }
 
@@ -39,14 +39,14 @@ fn remove(fs: &Fs, devids: &[u64]) -> ubtrfs_fs::Result<()> {
 }
 
 /// Fills a filesystem with small files and a large one.
-fn fill(fs: &Fs, seed: u64) {
+pub(crate) fn fill(fs: &Fs, seed: u64) {
     put(fs, &format!("big{seed}"), &content(30 * MIB, seed));
     for n in 0..50 {
         put(fs, &format!("small{seed}-{n}"), &content(4096 * (1 + n % 7), n + seed));
     }
 }
 
-fn verify(fs: &Fs, seed: u64) {
+pub(crate) fn verify(fs: &Fs, seed: u64) {
     assert!(get(fs, &format!("big{seed}"), 30 * MIB) == content(30 * MIB, seed), "big{seed}");
     for n in 0..50 {
         let len = 4096 * (1 + n % 7);
@@ -54,7 +54,7 @@ fn verify(fs: &Fs, seed: u64) {
     }
 }
 
-fn judge(array: &Array, seeds: &[u64]) {
+pub(crate) fn judge(array: &Array, seeds: &[u64]) {
     array.judge(|point| {
         for seed in seeds {
             let name = format!("big{seed}");
@@ -115,7 +115,7 @@ fn a_device_joins_and_another_one_leaves_in_every_profile() {
     }
 }
 
-fn is_btrfs(image: &Path) -> bool {
+pub(crate) fn is_btrfs(image: &Path) -> bool {
     let device = FileDevice::open(image, ubtrfs_device::Access::ReadOnly).unwrap();
     ubtrfs_format::superblock::SUPERBLOCK_OFFSETS.iter().any(|offset| {
         let mut magic = [0; 8];
@@ -542,29 +542,6 @@ fn a_device_whose_id_another_one_has_by_now_is_left_out() {
     drop(fs);
     array.images = vec![array.images[0].clone(), array.images[3].clone()];
     judge(&array, &[1, 2]);
-}
-
-#[test]
-fn a_filesystem_whose_replacement_linux_has_suspended_is_not_written() {
-    if !capability::kernel_oracle() {
-        return;
-    }
-    let mut array = Array::new(&["-d", "raid1", "-m", "raid1"], &[900, 900]);
-    let fs = array.open();
-    put(&fs, "big", &content(600 * MIB, 1));
-    fs.close().unwrap();
-    drop(fs);
-    array.add_image(900);
-    array.suspend_replacement();
-    if !is_btrfs(&array.images[2]) {
-        // Linux may suspend before the new device gets a superblock. Then it cannot be given.
-        array.images.pop();
-    }
-    let fs = array.open();
-    let reason = fs.read_only().expect("it is not written");
-    assert!(reason.contains("replacement of a device was begun by Linux"), "{reason}");
-    assert!(get(&fs, "big", 600 * MIB) == content(600 * MIB, 1));
-    fs.close().unwrap();
 }
 
 #[test]

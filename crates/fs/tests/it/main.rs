@@ -31,6 +31,7 @@ mod receive_joined;
 mod receive_verify;
 mod refused_reservations;
 mod relocation;
+mod replacements;
 mod rescue;
 mod scale;
 mod scrub;

@@ -5,11 +5,15 @@
 //! other devices. Then a commit puts the new device in the place of the old one, with its device id and UUID, so no chunk
 //! changes. After that, the superblocks of the old device are wiped.
 //!
+//! Each commit stores how far the walk is ([`crate::extents::replacing`]). After an interruption, the new device is the twin
+//! again, and the walk goes on there.
+//!
 //! Invariants:
 //! - P1. Everything that was written before the new device became the twin is copied. The walk copies all allocated bytes,
 //!   also those that no tree describes yet: the items of data follow after the data, and may do so behind the walk.
-//! - P2. Until the commit that ends it, nothing on disk tells of the replacement: after a crash, the old device is there as
-//!   it was.
+//! - P2. Until the commit that ends it, the old device is complete: an interruption leaves it in its place.
+//! - P3. What the last commit counts as copied is on the new device (T6 of `volumes::twin`), with one exception: content
+//!   without checksums that was written in place since then. It is copied again before the walk goes on.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -18,12 +22,13 @@ use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::DevReplaceItem;
 use ubtrfs_format::{DevId, Key, KeyType, RootId};
-use ubtrfs_volumes::no_device;
+use ubtrfs_volumes::{GivenUpTwin, no_device};
 
 use crate::devices::add::check_can_be_written;
-use crate::devices::scrub::{DeviceScrub, ScrubFinding};
+use crate::devices::scrub::{Copied, DeviceScrub, ScrubFinding};
 use crate::engine::Engine;
 use crate::extents::device_items::DeviceChange;
+use crate::extents::replacing::{CopyProgress, SuspendedReplacement};
 use crate::job::Job;
 
 /// A request to replace a device.
@@ -44,14 +49,15 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if there is no such device, or if the new one is smaller than what the filesystem uses of the old
-    /// one, or cannot be written; [`Error::BlockGroupBusy`] if chunks keep being moved to the old device;
-    /// [`Error::Cancelled`]; a failure of the new device; an error of a tree or a commit. After an error, the old device is
-    /// in its place. Content without a good copy is no error.
+    /// [`Error::Refused`] if there is no such device, if the new one is smaller than what the filesystem uses of the old
+    /// one, or cannot be written, or if another replacement is not complete; [`Error::BlockGroupBusy`] if chunks keep being
+    /// moved to the old device; [`Error::Cancelled`]; a failure of the new device; an error of a tree or a commit. After an
+    /// error, the old device is in its place. Content without a good copy is no error. After
+    /// [`Engine::suspend_replacement`], a cancelled replacement is not given up.
     pub fn replace_device(
         &self,
         request: &ReplaceRequest,
-        scrub: &DeviceScrub,
+        scrub: &Arc<DeviceScrub>,
         job: &Job,
         found: &(dyn Fn(ScrubFinding) + Sync),
     ) -> Result<()> {
@@ -71,27 +77,101 @@ impl Engine {
             });
         }
         check_can_be_written(device.as_ref())?;
-        let started = seconds_now();
+        let begun = DevReplaceItem {
+            src_devid: devid,
+            cursor_left: 0,
+            cursor_right: 0,
+            cont_reading_from_srcdev_mode: request.avoids_source.into(),
+            replace_state: DevReplaceItem::STARTED,
+            time_started: seconds_now(),
+            time_stopped: 0,
+            num_write_errors: 0,
+            num_uncorrectable_read_errors: 0,
+        };
         ubtrfs_volumes::wipe(device.as_ref(), device.len_bytes())?;
         self.begin_twin(request)?;
-        let ended = |replace_state, cursor| {
-            Box::new(DevReplaceItem {
-                src_devid: devid,
-                cursor_left: cursor,
-                cursor_right: cursor,
-                cont_reading_from_srcdev_mode: request.avoids_source.into(),
-                replace_state,
-                time_started: started,
-                time_stopped: seconds_now(),
-                num_write_errors: 0,
-                num_uncorrectable_read_errors: scrub.counts().uncorrectable_errors,
-            })
+        self.run_replacement(begun, scrub, job, found)
+    }
+
+    /// The replacement that an earlier session or Linux has begun, and that does not run.
+    pub fn suspended_replacement(&self) -> Option<SuspendedReplacement> {
+        self.device_changes.replacing.suspended()
+    }
+
+    /// Goes on with a suspended replacement. Returns false if there is none, or its new device is missing.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::replace_device`].
+    pub fn resume_replacement(
+        &self,
+        scrub: &Arc<DeviceScrub>,
+        job: &Job,
+        found: &(dyn Fn(ScrubFinding) + Sync),
+    ) -> Result<bool> {
+        self.check_writable()?;
+        let _alone = self.device_changes.begin_beside_suspended(job)?;
+        let Some(SuspendedReplacement { item, has_target: true }) = self.suspended_replacement() else {
+            return Ok(false);
         };
-        let copied = self.fill_twin(request, scrub, job, found).and_then(|()| {
-            let replaced = ended(DevReplaceItem::FINISHED, item.total_bytes);
-            self.device_changes.request(DeviceChange::Replace(devid, replaced));
+        let item = DevReplaceItem { replace_state: DevReplaceItem::STARTED, time_stopped: 0, ..item };
+        self.run_replacement(item, scrub, job, found).map(|()| true)
+    }
+
+    /// Gives up a suspended replacement: the old device stays, and the superblocks of the new one are wiped if it was given.
+    /// Returns false if there is none. The change is durable on return.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Cancelled`] while the call waits for another change of devices; an error of a commit.
+    pub fn cancel_suspended_replacement(&self, job: &Job) -> Result<bool> {
+        self.check_writable()?;
+        let _alone = self.device_changes.begin_beside_suspended(job)?;
+        let Some(suspended) = self.suspended_replacement() else { return Ok(false) };
+        self.give_up(DevReplaceItem { replace_state: DevReplaceItem::CANCELED, ..suspended.item })?;
+        Ok(true)
+    }
+
+    /// Keeps replacements that are cancelled from now on: the next session goes on with them. For the end of a session.
+    pub fn suspend_replacement(&self) {
+        self.device_changes.replacing.keep();
+    }
+
+    /// Copies what is left to the twin, and puts the twin into the place of the device.
+    fn run_replacement(
+        &self,
+        begun: DevReplaceItem,
+        scrub: &Arc<DeviceScrub>,
+        job: &Job,
+        found: &(dyn Fn(ScrubFinding) + Sync),
+    ) -> Result<()> {
+        let devid = begun.src_devid;
+        scrub.begin_at(begun.cursor_left);
+        let (copying, lost_before) = (Arc::clone(scrub), begun.num_uncorrectable_read_errors);
+        let progress = move || {
+            let counts = copying.counts();
+            let uncorrectable_errors = counts.uncorrectable_errors.saturating_add(lost_before);
+            CopyProgress { left: counts.last_physical, right: copying.taken(), uncorrectable_errors }
+        };
+        self.device_changes.replacing.run(begun.clone(), Box::new(progress));
+        let ended = |replace_state| DevReplaceItem {
+            replace_state,
+            cursor_left: scrub.counts().last_physical,
+            cursor_right: scrub.counts().last_physical,
+            time_stopped: seconds_now(),
+            num_uncorrectable_read_errors: scrub.counts().uncorrectable_errors.saturating_add(lost_before),
+            ..begun.clone()
+        };
+        let copied = self.fill_twin(&begun, scrub, job, found).and_then(|()| {
+            let end = self.volumes.dev_item(devid).map_or(0, |item| item.total_bytes);
+            let replaced = DevReplaceItem { cursor_left: end, cursor_right: end, ..ended(DevReplaceItem::FINISHED) };
+            self.device_changes.request(DeviceChange::Replace(devid, Box::new(replaced)));
             self.commit()
         });
+        if matches!(copied, Err(Error::Cancelled)) && self.device_changes.replacing.is_kept() {
+            self.device_changes.replacing.suspend(seconds_now());
+            return copied;
+        }
         let done = self.device_changes.take_done();
         let result = copied.and_then(|()| done.failure.map_or(Ok(()), Err));
         let result = result.and_then(|()| self.volumes.check_promoted(devid));
@@ -99,17 +179,28 @@ impl Engine {
             // The old device gets all writes until nothing takes it for a device of the filesystem any more.
             done.removed.into_iter().for_each(|old| old.wipe("replaced"));
         }
-        self.volumes.end_twin(devid);
-        if let Err(error) = &result
-            && self.check_writable().is_ok()
-        {
-            // As in Linux, one that failed counts as cancelled.
-            let mut item = ended(DevReplaceItem::CANCELED, scrub.counts().last_physical);
-            item.num_write_errors = u64::from(!matches!(error, Error::Cancelled));
-            self.device_changes.request(DeviceChange::NoteReplace(item));
-            self.commit()?;
+        match &result {
+            Err(error) if self.check_writable().is_ok() => {
+                // As in Linux, one that failed counts as cancelled.
+                let failures = u64::from(!matches!(error, Error::Cancelled));
+                self.give_up(DevReplaceItem { num_write_errors: failures, ..ended(DevReplaceItem::CANCELED) })?;
+            }
+            _ => self.volumes.end_twin(devid),
         }
         result
+    }
+
+    /// Records that a replacement was given up, and lets the new device go.
+    fn give_up(&self, item: DevReplaceItem) -> Result<()> {
+        let devid = item.src_devid;
+        let item = DevReplaceItem { time_stopped: seconds_now(), ..item };
+        self.device_changes.request(DeviceChange::GiveUpReplace(devid, Box::new(item)));
+        let recorded = self.commit();
+        let given_up = self.device_changes.take_done().given_up;
+        self.volumes.end_twin(devid);
+        recorded?;
+        given_up.into_iter().for_each(GivenUpTwin::wipe);
+        Ok(())
     }
 
     /// Makes the new device the twin of the old one. Waits for chunks that are being moved to the old one.
@@ -125,17 +216,31 @@ impl Engine {
 
     fn fill_twin(
         &self,
-        request: &ReplaceRequest,
+        begun: &DevReplaceItem,
         scrub: &DeviceScrub,
         job: &Job,
         found: &(dyn Fn(ScrubFinding) + Sync),
     ) -> Result<()> {
-        // The trees describe more after a commit, so more is verified.
+        // The trees describe more after a commit, so more is verified. It also tells of the replacement.
         self.commit()?;
-        job.add_total(self.scrub_bytes(request.devid, 0));
-        self.copy_to_twin(request.devid, request.avoids_source, scrub, job, found)?;
+        let (devid, avoids_source) = (begun.src_devid, begun.cont_reading_from_srcdev_mode != 0);
+        let cursor = begun.cursor_left;
+        job.add_total(self.scrub_bytes(devid, 0));
+        if cursor > 0 {
+            // P3
+            let range = 0..cursor;
+            self.copy_to_twin(
+                devid,
+                &Copied { avoids_source, range, is_known: true },
+                &DeviceScrub::new(),
+                job,
+                found,
+            )?;
+        }
+        let range = cursor..u64::MAX;
+        self.copy_to_twin(devid, &Copied { avoids_source, range, is_known: false }, scrub, job, found)?;
         job.check()?;
-        self.volumes.check_twin(request.devid)
+        self.volumes.check_twin(devid)
     }
 
     /// The state of the last replacement, or `None` if there was none.

@@ -13,9 +13,10 @@ use ubtrfs_format::item::{DevItem, DevReplaceItem};
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, Generation, Key, KeyType, RootId, objectid};
 use ubtrfs_tree::{Batch, Value};
-use ubtrfs_volumes::RemovedDevice;
+use ubtrfs_volumes::{GivenUpTwin, RemovedDevice};
 
 use crate::engine::Engine;
+use crate::extents::replacing::Replacing;
 use crate::job::Job;
 
 /// Changes of devices that the next commit records.
@@ -26,6 +27,7 @@ pub(crate) struct DeviceChanges {
     done: Mutex<DoneChanges>,
     /// This lock is held for a whole change, because a device has only one limit.
     alone: Mutex<()>,
+    pub(crate) replacing: Replacing,
 }
 
 /// A change of a device.
@@ -39,8 +41,8 @@ pub(crate) enum DeviceChange {
     Remove(DevId),
     /// The twin of the device takes its place. The item is stored with the generation of the commit.
     Replace(DevId, Box<DevReplaceItem>),
-    /// A replacement was cancelled.
-    NoteReplace(Box<DevReplaceItem>),
+    /// The replacement of the device was cancelled or has failed.
+    GiveUpReplace(DevId, Box<DevReplaceItem>),
 }
 
 /// The results of the changes that a commit recorded.
@@ -50,6 +52,8 @@ pub(crate) struct DoneChanges {
     pub(crate) failure: Option<Error>,
     /// Devices that have left the filesystem.
     pub(crate) removed: Vec<RemovedDevice>,
+    /// New devices of replacements that were given up.
+    pub(crate) given_up: Vec<GivenUpTwin>,
 }
 
 /// The changes of trees with which a commit records changes of devices.
@@ -61,7 +65,18 @@ pub(crate) struct RecordedDevices {
 
 impl DeviceChanges {
     /// Waits for the end of other changes, or until the job is cancelled, and keeps new changes from beginning.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Cancelled`]; [`Error::Refused`] if a replacement is suspended.
     pub(crate) fn begin(&self, job: &Job) -> Result<MutexGuard<'_, ()>> {
+        let alone = self.begin_beside_suspended(job)?;
+        self.replacing.check_none()?;
+        Ok(alone)
+    }
+
+    /// Works like [`DeviceChanges::begin`], for the change that ends a suspended replacement.
+    pub(crate) fn begin_beside_suspended(&self, job: &Job) -> Result<MutexGuard<'_, ()>> {
         loop {
             job.check()?;
             if let Some(alone) = self.alone.try_lock_for(PAUSE) {
@@ -76,7 +91,7 @@ impl DeviceChanges {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.requested.lock().is_empty()
+        self.requested.lock().is_empty() && !self.replacing.has_news()
     }
 
     /// The results of the last changes.
@@ -105,9 +120,16 @@ impl Engine {
                     self.record_addition(device, &item, superblock, &mut recorded)?;
                 }
                 DeviceChange::Remove(devid) => self.record_removal(devid, superblock, &mut recorded)?,
-                DeviceChange::NoteReplace(item) => recorded.dev_batch.push(replace_item(&item)),
+                DeviceChange::GiveUpReplace(devid, item) => {
+                    self.device_changes.replacing.end();
+                    self.device_changes.done.lock().given_up.extend(self.volumes.give_up_twin(devid));
+                    recorded.dev_batch.push(replace_item(&item));
+                }
                 DeviceChange::Replace(devid, item) => self.record_replacement(devid, &item, transid, &mut recorded)?,
             }
+        }
+        if let Some(item) = self.device_changes.replacing.record(&self.volumes) {
+            recorded.dev_batch.push(replace_item(&item));
         }
         if recorded.chunk_batch.is_empty() && recorded.dev_batch.is_empty() {
             return Ok(None);
@@ -181,6 +203,7 @@ impl Engine {
         if let Some(item) = self.volumes.dev_item(devid) {
             recorded.chunk_batch.push((item_key(devid), Some(item.encode().into())));
         }
+        self.device_changes.replacing.end();
         recorded.dev_batch.push(replace_item(replaced));
         self.delete_record(devid, recorded)
     }

@@ -4,7 +4,7 @@
 //! - `data_io`, `data_ledger`: data extents: their I/O with checksums, and their state until they are committed.
 //! - `chunk_alloc`, `conversion`: making chunks, and the profile of new chunks during a conversion.
 //! - `chunk_migration`, `copy_check`: moving chunks on the devices, checking what is copied.
-//! - `device_items`: changes of devices that a commit records.
+//! - `device_items`, `replacing`: changes of devices that a commit records.
 //! - `emptying`, `moved_extents`: block groups that a relocation empties, and the new addresses of their data.
 //! - `trim`: discarding free space.
 
@@ -22,4 +22,5 @@ pub(crate) mod free_space_tree;
 #[cfg(test)]
 pub(crate) mod ledger_kernel_tests;
 pub(crate) mod moved_extents;
+pub(crate) mod replacing;
 pub(crate) mod trim;
