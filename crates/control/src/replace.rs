@@ -2,9 +2,10 @@
 //!
 //! | command        | needs                                                                             |
 //! |----------------|-----------------------------------------------------------------------------------|
-//! | start, cancel  | the rights of an administrator. The server opens the new device with its own rights |
+//! | start, resume, cancel | the rights of an administrator. The server opens the new device with its own rights |
 //! | status         | the rights of an administrator, as in Linux                                       |
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::item::DevReplaceItem;
 use ubtrfs_format::print::escaped;
@@ -12,7 +13,7 @@ use ubtrfs_fs::{ReplaceReport, ReplaceRequest};
 
 use crate::device::{NewDevice, known, moving_failed, open_new};
 use crate::execute::Context;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::resolve::PathBytes;
 
 /// A command on the replacement of a device.
@@ -21,6 +22,8 @@ use crate::resolve::PathBytes;
 pub enum Request {
     /// Replaces a device, and answers when that is done: [`Response::Done`].
     Start(Start),
+    /// Waits until a replacement that was begun before is complete: [`Response::Done`]. A cancelled wait suspends it.
+    Resume,
     /// Describes the running replacement, or the last one: [`Response::Running`], [`Response::Last`].
     Status,
     /// Ends the running replacement, and waits until it has ended: [`Response::Cancelled`].
@@ -80,7 +83,7 @@ pub struct Running {
     pub uncorrectable_errors: u64,
 }
 
-/// A replacement that has ended, or that Linux has begun.
+/// A replacement that has ended, or that does not run now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Last {
     /// One of the states of [`DevReplaceItem`].
@@ -102,7 +105,7 @@ pub struct Last {
 impl Request {
     /// See [`crate::Request::is_long`].
     pub(crate) fn is_long(&self) -> bool {
-        matches!(self, Self::Start(_) | Self::Cancel)
+        matches!(self, Self::Start(_) | Self::Resume | Self::Cancel)
     }
 
     /// See [`crate::Request::changes`].
@@ -115,6 +118,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     context.require_admin()?;
     match request {
         Request::Start(start) => replace(context, &start).map(Response::Done),
+        Request::Resume => resume(context).map(Response::Done),
         Request::Status => status(context),
         Request::Cancel => Ok(context.fs.cancel_replace().map(|()| Response::Cancelled)?),
     }
@@ -130,7 +134,10 @@ fn replace(context: &Context<'_>, start: &Start) -> Result<Report> {
     let request = ReplaceRequest { devid, device, avoids_source: start.avoids_source };
     let replaced = context.fs.replace_device(&request, context.job).map_err(|error| {
         let no_space = "no space left for the change of the trees; remove files, then try again";
-        let cancelled = "it was cancelled; the old device is in its place";
+        let cancelled = match context.fs.suspended_replacement() {
+            Some(_) => "it is suspended, and goes on at the next mount",
+            None => "it was cancelled; the old device is in its place",
+        };
         moving_failed(context, error, no_space, cancelled)
     })?;
     let ReplaceReport { counts, files, lost_block_bytes } = replaced;
@@ -146,12 +153,41 @@ fn replace(context: &Context<'_>, start: &Start) -> Result<Report> {
     Ok(Report { lost_files, lost_block_bytes, corrected_errors, uncorrectable_errors })
 }
 
+/// Waits for the end of a replacement that the opening of the filesystem has resumed.
+fn resume(context: &Context<'_>) -> Result<Report> {
+    let mut told = (0, 0);
+    while let Some(running) = context.fs.replace_status() {
+        let (done, total) = running.done_bytes;
+        context.job.add_total(total.saturating_sub(told.1));
+        context.job.advance(done.saturating_sub(told.0));
+        told = (done, total);
+        if context.job.check().is_err() {
+            context.fs.suspend_replace();
+            return Err(Failure::new(Errno::CANCELED, "it is suspended, and goes on at the next mount"));
+        }
+        std::thread::sleep(WAIT);
+    }
+    match context.fs.last_replacement()? {
+        Some(item) if item.replace_state == DevReplaceItem::FINISHED => {
+            Ok(Report { uncorrectable_errors: item.num_uncorrectable_read_errors, ..Report::default() })
+        }
+        _ if context.fs.suspended_replacement().is_some() => {
+            Err(Failure::new(Errno::NXIO, "its new device was not given: name it with -o device=PATH"))
+        }
+        _ => Err(Failure::new(Errno::IO, "the new device could not take the place; the old device is in its place")),
+    }
+}
+
+/// How often the end is looked for.
+const WAIT: std::time::Duration = std::time::Duration::from_millis(100);
+
 fn status(context: &Context<'_>) -> Result<Response> {
     if let Some(running) = context.fs.replace_status() {
         let (done_bytes, total_bytes) = running.done_bytes;
         return Ok(Response::Running(Running {
             devid: running.devid.0,
-            done_bytes,
+            // A window that was copied in an earlier session may be copied again.
+            done_bytes: done_bytes.min(total_bytes),
             total_bytes,
             uncorrectable_errors: running.counts.uncorrectable_errors,
         }));

@@ -425,6 +425,10 @@ impl Signalled {
         let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
         thread::Builder::new().name("signals".into()).spawn(move || {
             for _ in &mut signals {
+                // A replacement of a device goes on at the next mount.
+                if let Some(fs) = &*self.fs.lock() {
+                    fs.suspend_replace();
+                }
                 // Cancel running commands and ioctls, because they have files open, which keep the mount busy.
                 self.canceller.cancel_all();
                 self.interrupts.cancel_all();

@@ -42,7 +42,7 @@ enum Command {
 ///
 /// What is bad on the old device, or if it is missing, everything comes from other devices. Writers go on meanwhile. The old
 /// device holds no btrfs any more in the end. On a mount the work goes on in the background; on an image that is not
-/// mounted it ends with the command. Exit status: 0 if nothing is lost, 1 after a failure, 3 if some data has no good copy.
+/// mounted it ends with the command. A replacement of the same device that was interrupted goes on. Exit status: 0 if nothing is lost, 1 after a failure, 3 if some data has no good copy.
 #[derive(clap::Args)]
 struct StartArgs {
     /// Wait until the device is replaced
@@ -129,6 +129,9 @@ fn start(args: &StartArgs) -> anyhow::Result<ExitCode> {
     let report = with_served(&target, &args.image, ImageWork::Replacement, |channel| {
         let devids = devids_of(channel, &target, std::slice::from_ref(&args.old))?;
         let devid = *devids.first().context("one device was named")?;
+        if is_begun(&ask(channel, &target)?, devid) {
+            return resume(args, &target, channel, detached.as_ref());
+        }
         let (new, _) = new_device(&args.new, &target, args.force, args.nodiscard)?;
         let request = AnyRequest::Replace(Request::Start(Start { devid, new, avoids_source: args.avoid_source }));
         let done = with_progress_in_bytes("copying the device", |job| {
@@ -152,6 +155,40 @@ fn start(args: &StartArgs) -> anyhow::Result<ExitCode> {
     }
     let is_whole = report.uncorrectable_errors == 0 || is_progs();
     Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::from(UNCORRECTABLE) })
+}
+
+/// Whether the replacement of this device was begun before.
+fn is_begun(now: &Response, of: u64) -> bool {
+    match now {
+        Response::Running(running) => running.devid == of,
+        Response::Last(Some(last)) => last.devid == of && is_unfinished(last),
+        _ => false,
+    }
+}
+
+fn is_unfinished(last: &Last) -> bool {
+    matches!(last.state, DevReplaceItem::STARTED | DevReplaceItem::SUSPENDED)
+}
+
+/// Waits for the end of the replacement that the opening of an image has resumed.
+fn resume(
+    args: &StartArgs,
+    target: &Target,
+    channel: &Channel<'_>,
+    detached: Option<&Detached>,
+) -> anyhow::Result<Report> {
+    if matches!(target, Target::Mounted(_)) {
+        let name = target.filesystem();
+        bail!("a device is being replaced already; see: ubtrfs replace status {name}");
+    }
+    let done = with_progress_in_bytes("copying the device, from where that was interrupted", |job| {
+        Detached::run_if(detached, job, || channel.call_with(AnyRequest::Replace(Request::Resume), &[], job))
+    });
+    let old = args.old.shown();
+    match done.map_err(|failure| anyhow!("cannot go on with the replacement of {old} in {target}: {failure}"))? {
+        AnyResponse::Replace(Response::Done(report)) => Ok(report),
+        _ => Err(unexpected(target)),
+    }
 }
 
 fn lost_file((path, bytes): &(PathBytes, u64)) -> serde_json::Value {
@@ -235,7 +272,7 @@ fn describe(response: &Response) -> String {
                 DevReplaceItem::FINISHED => format!("Started on {started}, finished on {stopped}, {errors}"),
                 DevReplaceItem::CANCELED => format!("Started on {started}, canceled on {stopped} at {at}%, {errors}"),
                 DevReplaceItem::SUSPENDED => format!("Started on {started}, suspended on {stopped} at {at}%, {errors}"),
-                _ => format!("Started on {started}, begun by Linux and not complete, {errors}"),
+                _ => format!("Started on {started}, interrupted at {at}%, {errors}"),
             }
         }
         _ => "Never started".to_owned(),
@@ -287,7 +324,11 @@ fn time(seconds: u64) -> String {
 fn cancel(args: CancelArgs) -> anyhow::Result<ExitCode> {
     let target = args.path.or_image().or_its_mount();
     let is_running = with_running(&target, &args.image, Use::Read, |channel| {
-        Ok(matches!(ask(channel, &target)?, Response::Running(_)))
+        let now = ask(channel, &target)?;
+        Ok(match &now {
+            Response::Last(Some(last)) => is_unfinished(last),
+            now => matches!(now, Response::Running(_)),
+        })
     })?;
     if !is_running {
         let name = target.filesystem();

@@ -414,6 +414,14 @@ fn with_shared_devices<T>(
 /// changes, which are overwritten.
 pub(crate) fn device_notes(fs: &Fs) -> Vec<String> {
     let (newest, devices) = fs.devices_at_open();
+    let suspended = fs.suspended_replacement().filter(|suspended| !suspended.has_target);
+    let suspended = suspended.map(|suspended| {
+        format!(
+            "the replacement of device {} is suspended, because its new device was not given: name it with -o device=PATH, or \
+             end the replacement with: ubtrfs replace cancel",
+            suspended.item.src_devid
+        )
+    });
     let note = |device: &DeviceSummary| match device.state {
         MemberState::Stale(generation) if fs.read_only().is_none() => Some(format!(
             "{} (device {}) missed changes: it has generation {generation}, and the newest is {newest}; it is brought up to date \
@@ -423,7 +431,7 @@ pub(crate) fn device_notes(fs: &Fs) -> Vec<String> {
         )),
         _ => None,
     };
-    fs.left_out().iter().cloned().chain(devices.iter().filter_map(note)).collect()
+    fs.left_out().iter().cloned().chain(devices.iter().filter_map(note)).chain(suspended).collect()
 }
 
 /// Closes the filesystem when a panic unwinds. Without a panic, the filesystem is closed explicitly, so that errors are
