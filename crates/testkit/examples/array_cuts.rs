@@ -1,6 +1,7 @@
 //! Runs power cuts of arrays with lost, stale and noisy devices: records `--seeds` runs of threads, and cuts the power at
-//! `--cuts` points of each. With `--bed devices`, devices also join, leave and are replaced. With `--bed members`, a device of
-//! an array fails in each run instead, and returns stale.
+//! `--cuts` points of each. With `--bed devices`, devices also join, leave and are replaced, and replacements that a cut
+//! has interrupted go on, by us or by Linux. With `--bed members`, a device of an array fails in
+//! each run instead, and returns stale.
 //!
 //! `cargo run --release -p ubtrfs-testkit --example array_cuts -- [--bed cuts|devices|members] [--seeds 100] [--cuts 200]
 //! [--from 1] [--linux 300] [--threads 2] [--seconds N] [--keep DIR]`
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
     let is_members = after("--bed").is_some_and(|bed| bed == "members");
     let is_changing = after("--bed").is_some_and(|bed| bed == "devices");
     let hit = AtomicU64::new(0);
+    let (resumed, resumed_by_linux) = (AtomicU64::new(0), AtomicU64::new(0));
     let run_members = |seed: u64| match MemberFaults::run(seed) {
         Ok(Some(run)) => {
             done.fetch_add(1, Ordering::Relaxed);
@@ -82,8 +84,12 @@ fn main() -> ExitCode {
             fail(format!("{error:#}"));
         }
         let (promises, flushes, events) = run.size();
+        let (ours, by_linux) = run.nr_resumed();
+        resumed.fetch_add(ours, Ordering::Relaxed);
+        resumed_by_linux.fetch_add(by_linux, Ordering::Relaxed);
         println!(
-            "seed {seed}: {promises} promises, {flushes} flushes, {events} events, {cuts} cuts in {:.1} s, {nr_bad} bad: {}",
+            "seed {seed}: {promises} promises, {flushes} flushes, {events} events, {cuts} cuts in {:.1} s, {nr_bad} bad, \
+             {ours} replacements resumed: {}",
             start.elapsed().as_secs_f64(),
             run.name
         );
@@ -110,6 +116,12 @@ fn main() -> ExitCode {
         );
         return if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
-    println!("{} cuts, {} of them judged by Linux, {failures} failures", done.into_inner(), judged.into_inner());
+    println!(
+        "{} cuts, {} of them judged by Linux, {failures} failures; {} replacements went on, {} of them by Linux",
+        done.into_inner(),
+        judged.into_inner(),
+        resumed.load(Ordering::Relaxed) + resumed_by_linux.load(Ordering::Relaxed),
+        resumed_by_linux.load(Ordering::Relaxed)
+    );
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

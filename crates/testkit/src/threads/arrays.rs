@@ -13,21 +13,24 @@
 //! - A5. While devices join, leave and take the place of others, a cut leaves none of them missing: without a loss, the
 //!   filesystem opens without the option for missing devices. Devices that are no members any more, or not yet, are left
 //!   out though they are given.
+//! - A6. A replacement that the cut interrupted goes on, by us and by Linux, and then A1 to A3 hold.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use ubtrfs_check::{Code, Options};
 use ubtrfs_device::Device;
 use ubtrfs_format::Profile;
-use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
-use ubtrfs_fs::MountOptions;
+use ubtrfs_format::item::DevReplaceItem;
+use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use ubtrfs_fs::{Fs, MountOptions};
 
 use super::device_changes::change_devices;
 use super::verify::Made;
@@ -50,6 +53,9 @@ pub struct ArrayCuts {
     /// Whether devices join and leave (A5).
     is_changing: bool,
     seed: u64,
+    /// Number of replacements that went on after a cut (A6).
+    nr_resumed: AtomicU64,
+    nr_resumed_by_linux: AtomicU64,
 }
 
 /// What happens to a device at a cut, besides the cut.
@@ -151,7 +157,17 @@ impl ArrayCuts {
             devices[0].mark_lane(lane, history.sync() as u64);
         }
         let tolerated = data.tolerated_failures.min(metadata.tolerated_failures).into();
-        Ok(Some(Self { name: what, devices, record, options, tolerated, is_changing: nr_spares > 0, seed }))
+        Ok(Some(Self {
+            name: what,
+            devices,
+            record,
+            options,
+            tolerated,
+            is_changing: nr_spares > 0,
+            seed,
+            nr_resumed: AtomicU64::new(0),
+            nr_resumed_by_linux: AtomicU64::new(0),
+        }))
     }
 
     /// Chooses points to cut at, in ascending order. They are chosen as in [`super::ThreadedCuts::points`].
@@ -212,6 +228,13 @@ impl ArrayCuts {
             ensure!(target.fs().read_only().is_none(), "A1: it opens read-only: {:?}", target.fs().read_only());
             let found = target.walk().context("A1: it cannot be read")?;
             self.record.verify(&found, &|path| crate::faults::read_all(&target, path), &cut.lanes).context("A1")?;
+            if target.fs().replace_status().is_some() {
+                target.fs().wait_for_replace();
+                ensure!(is_replaced(target.fs())?, "A6: the replacement does not go on to its end");
+                let again = target.walk().context("A6: it cannot be read")?;
+                self.record.verify(&again, &|path| crate::faults::read_all(&target, path), &cut.lanes).context("A6")?;
+                self.nr_resumed.fetch_add(1, Ordering::Relaxed);
+            }
             target.close().context("A1: it cannot be closed")?;
             let is_kept = |(fate, device): (&Fate, &Option<Arc<MediumDevice>>)| {
                 device.as_ref().filter(|_| *fate == Fate::Kept).map(|device| device.content())
@@ -227,14 +250,27 @@ impl ArrayCuts {
     pub fn verify_by_linux(&self, cut: &ArrayCut, ours: &[TreeEntry], dir: &Path) -> Result<()> {
         let judge = || {
             let mut images = Vec::new();
-            for (number, medium) in self.members_of(cut.undamaged())?.iter().enumerate() {
+            let members = self.members_of(cut.undamaged())?;
+            for (number, medium) in members.iter().enumerate() {
                 images.push(dir.join(format!("device{}", number + 1)));
                 medium.save(&images[number])?;
             }
+            // `btrfs check` counts the new device of a replacement as one too many.
             btrfs_check_array(&images)?;
-            let is_lost = cut.fates.iter().any(|fate| *fate != Fate::Kept);
+            let is_replacing = self.is_changing && last_replacement(&members)?.is_some_and(|item| item.is_unfinished());
+            let new = cut.undamaged().into_iter().filter(|medium| is_replacing && is_target(medium));
+            let new = new.max_by_key(|medium| primary(medium).map(|superblock| superblock.generation));
+            if let Some(medium) = &new {
+                images.push(dir.join("new"));
+                medium.save(&dir.join("new"))?;
+            }
+            let is_lost = cut.fates.iter().any(|fate| *fate != Fate::Kept) || (is_replacing && new.is_none());
             let options = if is_lost { "degraded" } else { "" };
             let mount = LoopMount::array(&images, options)?;
+            if new.is_some() {
+                await_replacement(&mount)?;
+                self.nr_resumed_by_linux.fetch_add(1, Ordering::Relaxed);
+            }
             let found = walk_path(mount.path()).with_context(|| mount.kernel_log())?;
             let read = |path: &[u8]| Ok(std::fs::read(mount.path().join(OsStr::from_bytes(path)))?);
             self.record.verify(&found, &read, &cut.lanes)?;
@@ -249,6 +285,14 @@ impl ArrayCuts {
             let complaints = mount.kernel_complaints();
             ensure!(complaints.is_empty(), "Linux complains:\n{}", complaints.join("\n"));
             mount.close()?;
+            // Linux has wiped the device that was replaced.
+            images.retain(|image| {
+                let mut magic = [0; MAGIC.len()];
+                let file = std::fs::File::open(image);
+                file.and_then(|file| file.read_exact_at(&mut magic, SUPERBLOCK_OFFSETS[0] + MAGIC_OFFSET as u64))
+                    .is_ok()
+                    && magic == MAGIC
+            });
             btrfs_check_array(&images).context("after the replay")
         };
         judge().with_context(|| format!("A3: {}", cut.what))
@@ -273,6 +317,11 @@ impl ArrayCuts {
         // `btrfs check` takes the sizes from the first one.
         media.sort_by_key(|medium| std::cmp::Reverse(generation(medium)));
         Ok(media)
+    }
+
+    /// Numbers of replacements that went on after a cut, by us and by Linux (A6).
+    pub fn nr_resumed(&self) -> (u64, u64) {
+        (self.nr_resumed.load(Ordering::Relaxed), self.nr_resumed_by_linux.load(Ordering::Relaxed))
     }
 
     /// Lists the steps of each lane, with the number of the state after each step.
@@ -324,6 +373,38 @@ impl ArrayCut {
             }
         }
         Ok(images)
+    }
+}
+
+/// Whether a medium is the new device of a replacement.
+fn is_target(medium: &Medium) -> bool {
+    has_superblock(medium) && primary(medium).is_some_and(|superblock| superblock.dev_item.devid.0 == 0)
+}
+
+/// Whether the last replacement is complete.
+fn is_replaced(fs: &Fs) -> Result<bool> {
+    Ok(fs.last_replacement()?.is_some_and(|item| item.replace_state == DevReplaceItem::FINISHED))
+}
+
+/// What the trees on these devices tell of the last replacement.
+fn last_replacement(media: &[Medium]) -> Result<Option<DevReplaceItem>> {
+    let device = |medium: &Medium| Arc::new(MediumDevice::new(medium.clone())) as Arc<dyn Device>;
+    let options = MountOptions { read_only: true, nologreplay: true, ..MountOptions::default() };
+    let target = FsTarget::on_devices(media.iter().map(device).collect(), options)?;
+    Ok(target.fs().last_replacement()?)
+}
+
+/// Waits until Linux has gone on with a replacement to its end.
+fn await_replacement(mount: &LoopMount) -> Result<()> {
+    let until = Instant::now() + Duration::from_secs(120);
+    loop {
+        let path = mount.path().to_string_lossy();
+        let status = run("btrfs", ["replace", "status", "-1", path.as_ref()])?;
+        if status.contains("finished on") {
+            return Ok(());
+        }
+        ensure!(status.contains("% done") && Instant::now() < until, "A6: Linux does not go on: {status}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
