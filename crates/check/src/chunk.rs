@@ -83,7 +83,7 @@ impl<'a> Checker<'a> {
                 let text = format!("the given device {devid} is not the filesystem's, which has the uuid {uuid}");
                 self.sink.report(Code::Device, *place, text);
             }
-            if item.fsid != self.sb.fsid {
+            if item.fsid != self.sb.node_fsid() {
                 let text = format!("device {devid} belongs to filesystem {}", item.fsid);
                 self.sink.report(Code::Device, *place, text);
             }

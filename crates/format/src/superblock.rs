@@ -33,6 +33,35 @@ pub const LABEL_SIZE: usize = 256;
 /// Longest label in bytes, without its terminating zero.
 pub const LABEL_LEN_MAX: usize = LABEL_SIZE - 1;
 
+/// Bits of [`Superblock::flags`]. Source: the on-disk format page, and the output of btrfs-progs' `dump-super`.
+pub mod flags {
+    /// The superblock was written.
+    pub const WRITTEN: u64 = 1;
+    /// Relocated.
+    pub const RELOC: u64 = 1 << 1;
+    /// An error was recorded.
+    pub const ERROR: u64 = 1 << 2;
+    /// Other filesystems may be made on top of this one, which is never written.
+    pub const SEEDING: u64 = 1 << 32;
+    /// An image of the metadata, without data.
+    pub const METADUMP: u64 = 1 << 33;
+    /// The same, in another form.
+    pub const METADUMP_V2: u64 = 1 << 34;
+    /// A change of the id in all blocks was interrupted.
+    pub const CHANGING_FSID: u64 = 1 << 35;
+    /// A change of the id in the superblocks was interrupted.
+    pub const CHANGING_FSID_V2: u64 = 1 << 36;
+    /// A conversion of the block group tree was interrupted.
+    pub const CHANGING_BG_TREE: u64 = 1 << 38;
+    /// A change of the checksums of data was interrupted.
+    pub const CHANGING_DATA_CSUM: u64 = 1 << 39;
+    /// A change of the checksums of tree blocks was interrupted.
+    pub const CHANGING_META_CSUM: u64 = 1 << 40;
+    /// All flags of interrupted conversions.
+    pub const INTERRUPTED: u64 =
+        CHANGING_FSID | CHANGING_FSID_V2 | CHANGING_BG_TREE | CHANGING_DATA_CSUM | CHANGING_META_CSUM;
+}
+
 disk_struct! {
     /// The roots of a recent commit, 168 bytes.
     RootBackup {
@@ -94,7 +123,7 @@ disk_struct! {
         fsid: Uuid,
         /// Offset of this copy on the device.
         bytenr: u64,
-        /// Flags, such as 1 for written, 1 << 32 for seeding, and 1 << 33 for a metadata image.
+        /// The bits of [`flags`].
         flags: u64,
         /// [`MAGIC`].
         magic: [u8; 8],

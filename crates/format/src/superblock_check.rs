@@ -11,23 +11,38 @@ use crate::item::{BlockGroupFlags, ChunkItem, Stripe};
 use crate::key::{Key, KeyType};
 use crate::node::LEVEL_MAX;
 use crate::superblock::{
-    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, CompatRo, Incompat, MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock,
+    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, CompatRo, Incompat, MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, flags,
 };
 
 const WHAT: &str = "superblock";
 
 /// Flags that a superblock may have: written, relocated, error, seeding, and the two kinds of metadata images.
-const KNOWN_FLAGS: u64 = 1 | 1 << 1 | 1 << 2 | 1 << 32 | 1 << 33 | 1 << 34;
+const KNOWN_FLAGS: u64 =
+    flags::WRITTEN | flags::RELOC | flags::ERROR | flags::SEEDING | flags::METADUMP | flags::METADUMP_V2;
 
 /// Flags of an interrupted conversion of the whole filesystem, and how to finish the conversion. A filesystem with one
-/// of these flags has metadata in the old and the new state. Source: the on-disk format page, and the output of
-/// btrfs-progs' `dump-super`.
+/// of these flags has metadata in the old and the new state.
 const INTERRUPTED: [(u64, &str); 5] = [
-    (1 << 35, "CHANGING_FSID: a change of the filesystem id was interrupted; run the same btrfstune command again"),
-    (1 << 36, "CHANGING_FSID_V2: a change of the metadata UUID was interrupted; run btrfstune -m again"),
-    (1 << 38, "CHANGING_BG_TREE: a conversion of the block group tree was interrupted; run the same btrfstune again"),
-    (1 << 39, "CHANGING_DATA_CSUM: a change of the checksums was interrupted; run the same btrfstune --csum again"),
-    (1 << 40, "CHANGING_META_CSUM: a change of the checksums was interrupted; run the same btrfstune --csum again"),
+    (
+        flags::CHANGING_FSID,
+        "CHANGING_FSID: a change of the filesystem id was interrupted; run the same btrfstune command again",
+    ),
+    (
+        flags::CHANGING_FSID_V2,
+        "CHANGING_FSID_V2: a change of the metadata UUID was interrupted; complete it with: ubtrfs tune -m DEVICE...",
+    ),
+    (
+        flags::CHANGING_BG_TREE,
+        "CHANGING_BG_TREE: a conversion of the block group tree was interrupted; run the same btrfstune again",
+    ),
+    (
+        flags::CHANGING_DATA_CSUM,
+        "CHANGING_DATA_CSUM: a change of the checksums was interrupted; run the same btrfstune --csum again",
+    ),
+    (
+        flags::CHANGING_META_CSUM,
+        "CHANGING_META_CSUM: a change of the checksums was interrupted; run the same btrfstune --csum again",
+    ),
 ];
 
 /// Checks a superblock that was decoded from `raw`, the 4096 bytes on the device.
@@ -53,7 +68,7 @@ fn check_flags(superblock: &Superblock) -> Result<(), FormatError> {
 fn check(
     superblock: &Superblock,
     raw: &[u8],
-    flags: impl Fn(&Superblock) -> Result<(), FormatError>,
+    check_flags: impl Fn(&Superblock) -> Result<(), FormatError>,
 ) -> Result<(), FormatError> {
     if superblock.magic != MAGIC {
         return Err(bad("magic", u64::from_le_bytes(superblock.magic), "expected _BHRfS_M"));
@@ -64,7 +79,7 @@ fn check(
     if !SUPERBLOCK_OFFSETS.contains(&superblock.bytenr) {
         return Err(bad("bytenr", superblock.bytenr, "expected 64 KiB, 64 MiB or 256 GiB"));
     }
-    flags(superblock)?;
+    check_flags(superblock)?;
     check_sizes(superblock)?;
     check_roots(superblock)?;
     check_features(superblock)?;

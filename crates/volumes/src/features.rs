@@ -5,7 +5,7 @@
 //!   number.
 
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::superblock::{CompatRo, Incompat, Superblock};
+use ubtrfs_format::superblock::{CompatRo, Incompat, Superblock, flags};
 
 const WRITABLE: Incompat = Incompat::MIXED_BACKREF
     .union(Incompat::DEFAULT_SUBVOL)
@@ -27,10 +27,10 @@ const WRITABLE_COMPAT_RO: CompatRo =
 
 /// Superblock flags that forbid writing, and their meanings. The superblock check refuses unknown flags.
 const REFUSED_FLAGS: [(u64, &str); 4] = [
-    (1 << 2, "an error was recorded in the superblock"),
-    (1 << 32, "it is a seed filesystem"),
-    (1 << 33, "it is a metadata dump without data"),
-    (1 << 34, "it is a metadata dump without data"),
+    (flags::ERROR, "an error was recorded in the superblock"),
+    (flags::SEEDING, "it is a seed filesystem"),
+    (flags::METADUMP, "it is a metadata dump without data"),
+    (flags::METADUMP_V2, "it is a metadata dump without data"),
 ];
 
 /// Refuses a filesystem with features that this program cannot read.

@@ -24,4 +24,5 @@ pub(crate) mod served;
 pub(crate) mod stats;
 pub(crate) mod subvolume;
 pub(crate) mod sync;
+pub(crate) mod tune;
 pub(crate) mod umount;

@@ -6,7 +6,8 @@
 //! | `btrfsck`                     | `btrfs check`                                      |
 //! | `mkfs.btrfs`, `mkfs.ubtrfs`   | `mkfs`                                             |
 //! | `fsck.btrfs`, `fsck.ubtrfs`   | nothing, as that of btrfs-progs                    |
-//! | `btrfstune`, `btrfs-find-root` and others | refused: this program does not have them |
+//! | `btrfstune`                   | `tune`                                             |
+//! | `btrfs-find-root` and others  | refused: this program does not have them |
 //!
 //! The names of mount(8)'s helpers are in `commands/mount/helper.rs`.
 //!
@@ -40,8 +41,7 @@ pub(crate) enum Called {
 }
 
 /// Programs of btrfs-progs that this program does not have.
-const ABSENT: &[&str] =
-    &["btrfstune", "btrfs-find-root", "btrfs-convert", "btrfs-image", "btrfs-map-logical", "btrfs-select-super"];
+const ABSENT: &[&str] = &["btrfs-find-root", "btrfs-convert", "btrfs-image", "btrfs-map-logical", "btrfs-select-super"];
 
 static NAME: OnceLock<&'static str> = OnceLock::new();
 /// The arguments of `btrfs`.
@@ -94,6 +94,10 @@ pub(crate) fn translate(args: Vec<OsString>) -> Called {
                 return done(print_out(&format!("mkfs.btrfs, part of btrfs-progs v{VERSION}\n")));
             }
             Called::Line(words(&["mkfs.btrfs", "mkfs"], rest))
+        }
+        "btrfstune" => {
+            called_as("btrfstune");
+            Called::Line(words(&["btrfstune", "tune"], rest))
         }
         "fsck.btrfs" | "fsck.ubtrfs" => Called::Done(fsck(name, rest)),
         _ => match ABSENT.iter().find(|absent| **absent == name) {

@@ -409,7 +409,7 @@ fn a_device_over_an_image_in_use_is_in_use() {
     let plain = LoopDevice::over(image.as_ref()).unwrap();
     let stacked = LoopDevice::over(plain.path().as_ref()).unwrap();
     // Try every way to open an image, with the device in place of `DEVICE`.
-    let ways: [&[&str]; 10] = [
+    let ways: [&[&str]; 11] = [
         &["mkdir", "DEVICE:/new"],
         &["rm", "DEVICE:/f"],
         &["ls", "DEVICE:/"],
@@ -420,6 +420,7 @@ fn a_device_over_an_image_in_use_is_in_use() {
         &["cp", &from, "DEVICE"],
         &["export", "-f", "DEVICE", &from],
         &["rescue", "super-recover", "-y", "DEVICE"],
+        &["tune", "-m", "DEVICE"],
     ];
     let refuse_all = |device: &str, word: &str| {
         for way in ways {

@@ -204,6 +204,8 @@ const IMAGE_LINES: &[&str] = &[
     "!mount T/imgC T/missingC",
     "!umount T/missingC",
     "!rescue super-recover T/missingC",
+    "!tune -m T/missingC",
+    "!tune -M labelK T/imgC",
 ];
 
 /// Commands that print no names of files and subvolumes when they succeed or fail.

@@ -560,7 +560,9 @@ fn no_image_is_opened_by_names_that_fail_when_they_are_checked() {
     let (lookups, period) = (server.lookups.clone(), server.period.clone());
     let mount = HostileMount::make(HOSTILE, server);
     let before = victims.state();
-    for line in ["check", "mkfs -f", "inspect dump-super", "filesystem resize max", "rescue super-recover -y"] {
+    for line in
+        ["check", "mkfs -f", "inspect dump-super", "filesystem resize max", "rescue super-recover -y", "tune -m"]
+    {
         for path in ["flaky", "./flaky", "/proc/self/cwd/flaky"] {
             for (first, every) in (1..7).map(|first| (first, 64)).chain([(0, 1), (0, 2), (0, 3)]) {
                 // The first lookups of the name fail, and the ones after it, or each second or third one succeeds.

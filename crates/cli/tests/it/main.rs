@@ -56,5 +56,6 @@ mod stats;
 mod stopped;
 mod subvolume;
 mod subvolume_rules;
+mod tune;
 mod umount;
 mod worst_requests;

@@ -52,7 +52,7 @@ fn full_device(dir: &Path) -> PathBuf {
 }
 
 /// Command lines. The second value tells whether the command prints a result, so that it must fail if stdout is lost.
-const LINES: [(&str, bool); 118] = [
+const LINES: [(&str, bool); 119] = [
     ("--help", true),
     ("--version", true),
     ("help", true),
@@ -75,6 +75,7 @@ const LINES: [(&str, bool); 118] = [
     ("check --json a.img", true),
     ("rescue super-recover a.img", true),
     ("rescue super-recover -v a.img", true),
+    ("tune -m a.img", false),
     ("import a.tar a.img:/", true),
     ("import --json a.tar a.img:/x", true),
     ("import missing a.img:/", false),

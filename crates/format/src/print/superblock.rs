@@ -7,7 +7,9 @@ use crate::codec::{Field, Reader};
 use crate::csum::CsumType;
 use crate::item::ChunkItem;
 use crate::key::Key;
-use crate::superblock::{CompatRo, Incompat, MAGIC, RootBackup, SUPERBLOCK_SIZE, SYS_CHUNK_ARRAY_SIZE, Superblock};
+use crate::superblock::{
+    CompatRo, Incompat, MAGIC, RootBackup, SUPERBLOCK_SIZE, SYS_CHUNK_ARRAY_SIZE, Superblock, flags,
+};
 
 /// Prints a superblock's fields; `full` adds the superblock's system chunks and root backups.
 pub fn print_superblock(raw: &[u8], full: bool, out: &mut dyn Write) -> fmt::Result {
@@ -176,13 +178,13 @@ fn dotted(bytes: &[u8]) -> String {
 }
 
 pub(super) const SUPER_FLAGS: [(u64, &str); 7] = [
-    (1, "WRITTEN"),
-    (1 << 1, "RELOC"),
-    (1 << 35, "CHANGING_FSID"),
-    (1 << 36, "CHANGING_FSID_V2"),
-    (1 << 32, "SEEDING"),
-    (1 << 33, "METADUMP"),
-    (1 << 34, "METADUMP_V2"),
+    (flags::WRITTEN, "WRITTEN"),
+    (flags::RELOC, "RELOC"),
+    (flags::CHANGING_FSID, "CHANGING_FSID"),
+    (flags::CHANGING_FSID_V2, "CHANGING_FSID_V2"),
+    (flags::SEEDING, "SEEDING"),
+    (flags::METADUMP, "METADUMP"),
+    (flags::METADUMP_V2, "METADUMP_V2"),
 ];
 
 pub(super) const COMPAT_RO: [(u64, &str); 4] = [

@@ -1,0 +1,132 @@
+//! `ubtrfs tune`, by the name `btrfstune` too: changes of an unmounted filesystem that only its superblocks record.
+//! Options are named as in btrfs-progs.
+
+use std::io::{BufRead, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use ubtrfs_device::{Access, Device};
+use ubtrfs_format::superblock::Incompat;
+use ubtrfs_volumes::{TuneRefusal, Tuning, tune};
+use uuid::Uuid;
+
+use super::offline::{open_device, with_members};
+use crate::common::{Shown, print_err, warn};
+
+/// Change the UUID, the seeding flag or features of an unmounted filesystem
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The image file or block device; the other devices of the filesystem are found, or are given too
+    #[arg(value_name = "DEVICE", required = true)]
+    devices: Vec<PathBuf>,
+    /// Change the UUID of the filesystem to a random one, only in the superblocks (feature metadata_uuid, Linux 5.0)
+    #[arg(short = 'm')]
+    random: bool,
+    /// Change the UUID of the filesystem to this one, only in the superblocks
+    #[arg(short = 'M', value_name = "UUID", conflicts_with = "random")]
+    metadata_uuid: Option<String>,
+    /// Make the filesystem a seed, which is never written and on which others are made (1), or end that (0)
+    #[arg(short = 'S', value_name = "0|1", conflicts_with_all = ["random", "metadata_uuid"])]
+    seeding: Option<String>,
+    /// Allow more hard links of a file in one directory (feature extref)
+    #[arg(short = 'r')]
+    extref: bool,
+    /// Allow smaller items for metadata extents (feature skinny-metadata)
+    #[arg(short = 'x')]
+    skinny: bool,
+    /// Store no items for holes of files (feature no-holes)
+    #[arg(short = 'n')]
+    no_holes: bool,
+    /// Rewrite the UUID in all blocks: not in ubtrfs
+    #[arg(short = 'u', hide = true)]
+    rewrite: bool,
+    /// The same, with this UUID
+    #[arg(short = 'U', value_name = "UUID", hide = true)]
+    rewrite_to: Option<String>,
+    /// Do not ask before a dangerous change
+    #[arg(short = 'f')]
+    force: bool,
+}
+
+impl Args {
+    fn tuning(&self) -> anyhow::Result<Tuning> {
+        let given =
+            |text: &String| Uuid::parse_str(text).with_context(|| format!("could not parse UUID: {}", text.shown()));
+        let features = [
+            (self.extref, Incompat::EXTENDED_IREF),
+            (self.skinny, Incompat::SKINNY_METADATA),
+            (self.no_holes, Incompat::NO_HOLES),
+        ];
+        let seeding = match self.seeding.as_deref() {
+            None => None,
+            Some("1") => Some(true),
+            Some("0") => Some(false),
+            Some(other) => bail!("-S {}: give 1 to set the seeding flag, or 0 to clear it", other.shown()),
+        };
+        Ok(Tuning {
+            fsid: if self.random {
+                Some(Uuid::new_v4())
+            } else {
+                self.metadata_uuid.as_ref().map(given).transpose()?
+            },
+            seeding,
+            features: features
+                .into_iter()
+                .filter(|(wanted, _)| *wanted)
+                .map(|(_, feature)| feature)
+                .reduce(|a, b| a | b),
+        })
+    }
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if args.rewrite || args.rewrite_to.is_some() {
+        bail!(
+            "-u and -U, which rewrite the UUID in all blocks, are not in ubtrfs; -m and -M change it in the superblocks"
+        );
+    }
+    let tuning = args.tuning()?;
+    if tuning.fsid.is_none() && tuning.seeding.is_none() && tuning.features.is_none() {
+        bail!("at least one option should be specified: -m, -M, -S, -r, -x or -n");
+    }
+    if tuning.fsid.is_some_and(|fsid| fsid.is_nil()) {
+        bail!("the UUID of a filesystem cannot be zero; give another one");
+    }
+    let devices = with_members(&args.devices)?
+        .iter()
+        .map(|path| Ok(Arc::new(open_device(path, Access::ReadWrite)?) as Arc<dyn Device>))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let first = args.devices.first().map(PathBuf::as_path).unwrap_or(Path::new("")).shown().to_string();
+    if tuning.seeding == Some(false) && !args.force {
+        warn("this is dangerous, clearing the seeding flag may cause the derived device not to be mountable!");
+        if !confirm()? {
+            bail!("clear seeding flag canceled; give -f to clear it without a question");
+        }
+    }
+    match tune(&devices, &tuning)? {
+        None => Ok(ExitCode::SUCCESS),
+        Some(TuneRefusal::SeedingAlready(true)) => bail!("seeding flag is already set on {first}; nothing was changed"),
+        Some(TuneRefusal::SeedingAlready(false)) => bail!("{first} has no seeding flag; nothing was changed"),
+        Some(TuneRefusal::SeedOfOtherId) => bail!(
+            "SEED flag cannot be changed on a metadata-uuid changed fs; give it its first UUID again with -M; nothing was changed"
+        ),
+        Some(TuneRefusal::IdOfSeed) => {
+            bail!(
+                "cannot set metadata UUID on a seed device, because its sprouts find it by its UUID; nothing was changed"
+            )
+        }
+    }
+}
+
+/// Asks on the terminal.
+fn confirm() -> anyhow::Result<bool> {
+    if !std::io::stdin().is_terminal() {
+        return Ok(false);
+    }
+    print_err("We are going to clear the seeding flag, are you sure? [y/N]:");
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer).context("cannot read the answer")?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}

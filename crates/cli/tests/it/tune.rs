@@ -1,0 +1,154 @@
+//! Tests `ubtrfs tune`, by the name `btrfstune` too: Linux and btrfs-progs accept each result.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::TempDir;
+use ubtrfs_testkit::{LoopMount, btrfs_check_array, capability};
+
+use crate::common::{ok, text, ubtrfs};
+
+const FSID: &str = "11111111-2222-3333-4444-555555555555";
+
+/// The lines of `btrfs inspect dump-super` about the id, the flags and the features.
+fn facts(image: &Path) -> String {
+    let shown = ok(Command::new("btrfs").args(["inspect-internal", "dump-super"]).arg(image).output().unwrap());
+    let is_fact = |line: &&str| {
+        ["fsid", "metadata_uuid", "flags", "incompat_flags", "dev_item.fsid"].iter().any(|name| line.starts_with(name))
+    };
+    shown
+        .lines()
+        .filter(is_fact)
+        .map(|line| format!("{}\n", line.split_whitespace().collect::<Vec<_>>().join(" ")))
+        .collect()
+}
+
+fn made(dir: &TempDir, names: &[&str]) -> Vec<String> {
+    let paths: Vec<String> = names.iter().map(|name| text(&dir.path().join(name))).collect();
+    let mut line = vec!["mkfs", "-q", "-b", "300M", "-d", if names.len() > 1 { "raid1" } else { "single" }];
+    line.extend(paths.iter().map(String::as_str));
+    ok(ubtrfs(&line));
+    let source = dir.path().join("source");
+    fs::write(&source, "content").unwrap();
+    ok(ubtrfs(["cp", &text(&source), &format!("{}:/file", paths[0])]));
+    paths
+}
+
+fn reads(paths: &[String]) {
+    let images: Vec<&Path> = paths.iter().map(Path::new).collect();
+    btrfs_check_array(&images).unwrap();
+    assert_eq!(ok(ubtrfs(["cat", &format!("{}:/file", paths[0])])), "content");
+    let mount = LoopMount::array(&images, "").unwrap();
+    assert_eq!(fs::read_to_string(mount.join("file")).unwrap(), "content");
+    fs::write(mount.join("linux"), "written").unwrap();
+    mount.close().unwrap();
+    assert_eq!(ok(ubtrfs(["cat", &format!("{}:/linux", paths[0])])), "written");
+}
+
+#[test]
+fn the_id_changes_on_all_devices_and_back() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    for names in [&["a.img"][..], &["b.img", "c.img"], &["d.img", "e.img", "f.img"]] {
+        let dir = TempDir::new().unwrap();
+        let paths = made(&dir, names);
+        let before = facts(paths[0].as_ref());
+        let old = before.split("\nfsid ").nth(1).unwrap().split('\n').next().unwrap().to_owned();
+        // The other devices are found.
+        ok(ubtrfs(["tune", "-M", FSID, &paths[0]]));
+        for path in &paths {
+            let after = facts(path.as_ref());
+            assert!(
+                after.contains(&format!("\nfsid {FSID}\n")) && after.contains(&format!("metadata_uuid {old}")),
+                "{after}"
+            );
+        }
+        reads(&paths);
+        ok(ubtrfs(["tune", "-m", &paths[0]]));
+        assert!(!facts(paths[0].as_ref()).contains(FSID));
+        reads(&paths);
+        ok(ubtrfs(["tune", "-M", &old, &paths[0]]));
+        assert_eq!(facts(paths[0].as_ref()), before);
+        reads(&paths);
+    }
+}
+
+#[test]
+fn the_same_change_gives_the_bytes_of_btrfs_progs() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    let paths = made(&dir, &["a.img"]);
+    let copy = dir.path().join("copy.img");
+    let sandbox = dir.path().join("bin");
+    fs::create_dir(&sandbox).unwrap();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_ubtrfs"), sandbox.join("btrfstune")).unwrap();
+    for options in [&["-r", "-x", "-n"][..], &["-S", "1"], &["-f", "-S", "0"], &["-M", FSID]] {
+        fs::copy(&paths[0], &copy).unwrap();
+        ok(Command::new("btrfstune").args(options).arg(&copy).output().unwrap());
+        ok(Command::new(sandbox.join("btrfstune")).args(options).arg(&paths[0]).output().unwrap());
+        assert_eq!(facts(paths[0].as_ref()), facts(&copy), "{options:?}");
+    }
+}
+
+#[test]
+fn an_interrupted_change_is_refused_and_completed() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    let paths = made(&dir, &["a.img", "b.img"]);
+    // The first device is done, the second one still has its old id and the flag.
+    let second = fs::read(&paths[1]).unwrap();
+    ok(ubtrfs(["tune", "-M", FSID, &paths[0]]));
+    fs::write(&paths[1], second).unwrap();
+    let image = &paths[1];
+    for offset in ubtrfs_format::superblock::SUPERBLOCK_OFFSETS.into_iter().filter(|offset| *offset < 300 << 20) {
+        use std::os::unix::fs::FileExt;
+        let file = fs::File::options().read(true).write(true).open(image).unwrap();
+        let mut raw = vec![0; 4096];
+        file.read_exact_at(&mut raw, offset).unwrap();
+        let mut superblock = ubtrfs_format::superblock::Superblock::decode(&raw).unwrap();
+        superblock.flags |= ubtrfs_format::superblock::flags::CHANGING_FSID_V2;
+        file.write_all_at(&superblock.encode_with_csum(), offset).unwrap();
+    }
+    let refused = ubtrfs(["ls", &format!("{}:/", paths[1])]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("ubtrfs tune -m"), "{refused:?}");
+    let refused = ubtrfs(["tune", "-n", &paths[0], &paths[1]]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("was interrupted"), "{refused:?}");
+    let refused = ubtrfs(["tune", "-m", &paths[1]]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("1 of the 2 devices"), "{refused:?}");
+    ok(ubtrfs(["tune", "-M", FSID, &paths[0], &paths[1]]));
+    reads(&paths);
+}
+
+#[test]
+fn what_cannot_be_changed_is_refused_with_the_reason() {
+    let dir = TempDir::new().unwrap();
+    let paths = made(&dir, &["a.img"]);
+    let (image, before) = (&paths[0], fs::read(&paths[0]).unwrap());
+    let refused = |line: &[&str], why: &str| {
+        let done = ubtrfs(line);
+        assert!(!done.status.success(), "{line:?}");
+        assert!(String::from_utf8_lossy(&done.stderr).contains(why), "{line:?}: {done:?}");
+    };
+    refused(&["tune", image], "at least one option");
+    refused(&["tune", "-u", image], "not in ubtrfs");
+    refused(&["tune", "-U", FSID, image], "not in ubtrfs");
+    refused(&["tune", "-M", "nonsense", image], "could not parse UUID: nonsense");
+    refused(&["tune", "-M", "00000000-0000-0000-0000-000000000000", image], "cannot be zero");
+    refused(&["tune", "-S", "2", image], "give 1 to set");
+    refused(&["tune", "-f", "-S", "0", image], "has no seeding flag");
+    refused(&["tune", "-m", image, image], "twice");
+    assert!(fs::read(image).unwrap() == before);
+    ok(ubtrfs(["tune", "-S", "1", image]));
+    refused(&["tune", "-S", "1", image], "already set");
+    refused(&["tune", "-m", image], "on a seed device");
+    refused(&["tune", "-S", "0", image], "canceled");
+    refused(&["mkdir", &format!("{image}:/new")], "seed");
+    ok(ubtrfs(["tune", "-f", "-S", "0", image]));
+    assert!(fs::read(image).unwrap() == before);
+}

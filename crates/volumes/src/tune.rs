@@ -1,0 +1,170 @@
+//! Changes of an unmounted filesystem that only its superblocks record: the filesystem id, the seeding flag and features.
+//!
+//! ```text
+//! several devices: flag "changing the id" on all -> flush all -> new superblocks, without the flag, on all -> flush all
+//! one device:                                                     new superblock -> flush
+//! ```
+//!
+//! The blocks of trees carry the first id that the filesystem had, which stays as the metadata UUID.
+//!
+//! Invariants:
+//! - I1. All devices are given, and have the superblock of the last commit, or one of an interrupted change. Otherwise
+//!   nothing is written.
+//! - I2. After an interruption, the same change, or another one of the id, brings all devices to one id again: either each
+//!   device has the flag or its final superblock, and both are accepted here.
+//! - I3. A log belongs to the last commit, so it stays valid. A seed must not have one, because a mount would replay it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use ubtrfs_device::Device;
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::superblock::{Incompat, SUPERBLOCK_OFFSETS, Superblock, flags};
+use uuid::Uuid;
+
+use crate::superblock::{find, fits};
+
+/// A change of an unmounted filesystem.
+#[derive(Clone, Debug, Default)]
+pub struct Tuning {
+    /// The new filesystem id. The id of tree blocks stays.
+    pub fsid: Option<Uuid>,
+    /// Whether the filesystem becomes a seed, or stops being one.
+    pub seeding: Option<bool>,
+    /// Features to set, of [`TUNABLE`].
+    pub features: Option<Incompat>,
+}
+
+/// Features that may be set when the filesystem exists, because old and new forms of items stand side by side.
+pub const TUNABLE: Incompat = Incompat::EXTENDED_IREF.union(Incompat::SKINNY_METADATA).union(Incompat::NO_HOLES);
+
+/// Why a filesystem cannot be changed in the wanted way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TuneRefusal {
+    /// It is a seed, or is not one, already.
+    SeedingAlready(bool),
+    /// The id of a seed stays, because sprouts find it by its id.
+    IdOfSeed,
+    /// A filesystem with another id than that of its blocks is no seed, as in btrfs-progs.
+    SeedOfOtherId,
+}
+
+/// Changes all devices of a filesystem durably. The devices must be opened for writing.
+///
+/// # Errors
+///
+/// Fails if a device is missing, foreign, damaged or behind the others, if a conversion of another kind was interrupted, or
+/// if writing fails. `Ok(Some(refusal))` means that nothing was written.
+pub fn tune(devices: &[Arc<dyn Device>], tuning: &Tuning) -> Result<Option<TuneRefusal>> {
+    let found: Vec<Superblock> =
+        devices.iter().map(|device| Ok(find(device.as_ref(), true)?.superblock)).collect::<Result<_>>()?;
+    check_together(&found, devices)?;
+    let is_seed = found.iter().any(|superblock| superblock.flags & flags::SEEDING != 0);
+    if let Some(wanted) = tuning.seeding.filter(|wanted| *wanted == is_seed) {
+        return Ok(Some(TuneRefusal::SeedingAlready(wanted)));
+    }
+    if is_seed && tuning.fsid.is_some() {
+        return Ok(Some(TuneRefusal::IdOfSeed));
+    }
+    if tuning.seeding.is_some() && found.iter().any(|superblock| superblock.fsid != superblock.node_fsid()) {
+        return Ok(Some(TuneRefusal::SeedOfOtherId));
+    }
+    let is_interrupted = found.iter().any(|superblock| superblock.flags & flags::CHANGING_FSID_V2 != 0);
+    if is_interrupted && tuning.fsid.is_none() {
+        return Err(Error::Refused {
+            what: "a change of the filesystem id was interrupted".to_owned(),
+            hint: "complete it first: ubtrfs tune -m DEVICE...",
+        });
+    }
+    if tuning.seeding == Some(true) && found.iter().any(|superblock| superblock.log_root.0 != 0) {
+        return Err(Error::Refused {
+            what: "the filesystem has a log that is not replayed".to_owned(),
+            hint: "mount it once for writing and unmount it, then try again",
+        });
+    }
+    if tuning.fsid.is_some() && devices.len() > 1 {
+        for (device, superblock) in devices.iter().zip(&found) {
+            let flagged = superblock.flags | flags::CHANGING_FSID_V2;
+            write(device.as_ref(), &Superblock { flags: flagged, ..superblock.clone() })?;
+        }
+    }
+    for (device, superblock) in devices.iter().zip(&found) {
+        write(device.as_ref(), &changed(superblock, tuning))?;
+    }
+    Ok(None)
+}
+
+fn changed(superblock: &Superblock, tuning: &Tuning) -> Superblock {
+    let mut new = superblock.clone();
+    let mut incompat = superblock.incompat() | tuning.features.unwrap_or(Incompat::empty()) & TUNABLE;
+    if let Some(fsid) = tuning.fsid {
+        let of_nodes = superblock.node_fsid();
+        incompat.set(Incompat::METADATA_UUID, fsid != of_nodes);
+        new.fsid = fsid;
+        new.metadata_uuid = if fsid == of_nodes { Uuid::nil() } else { of_nodes };
+        new.flags &= !flags::CHANGING_FSID_V2;
+    }
+    match tuning.seeding {
+        Some(true) => new.flags |= flags::SEEDING,
+        Some(false) => new.flags &= !flags::SEEDING,
+        None => {}
+    }
+    new.incompat_flags = incompat.bits();
+    assert_eq!(new.node_fsid(), superblock.node_fsid(), "the blocks of trees keep their id");
+    new
+}
+
+/// Checks I1.
+fn check_together(found: &[Superblock], devices: &[Arc<dyn Device>]) -> Result<()> {
+    let refuse = |what: String, hint: &'static str| Err(Error::Refused { what, hint });
+    let Some(first) = found.first() else {
+        return refuse("no device was given".to_owned(), "give at least one device");
+    };
+    let newest = found.iter().map(|superblock| superblock.generation).max();
+    for (superblock, device) in found.iter().zip(devices) {
+        let name = device.describe();
+        if superblock.node_fsid() != first.node_fsid() {
+            return refuse(format!("{name} belongs to another filesystem"), "give the devices of one filesystem");
+        }
+        if Some(superblock.generation) != newest {
+            return refuse(
+                format!("{name} missed changes"),
+                "mount the filesystem with all its devices once, then try again",
+            );
+        }
+        if superblock.flags & flags::INTERRUPTED & !flags::CHANGING_FSID_V2 != 0 {
+            return refuse(
+                format!("{name} has a conversion that was interrupted (flags {:#x})", superblock.flags),
+                "complete it with the program that began it",
+            );
+        }
+        if device.is_read_only() {
+            return refuse(format!("{name} cannot be written"), "make it writable, or work on a copy");
+        }
+    }
+    let ids: BTreeSet<Uuid> = found.iter().map(|superblock| superblock.dev_item.uuid).collect();
+    if ids.len() < found.len() {
+        return refuse(
+            "a device was given twice, or together with a copy of itself".to_owned(),
+            "give each device once",
+        );
+    }
+    if first.num_devices != found.len() as u64 {
+        let what = format!("{} of the {} devices of the filesystem were given", found.len(), first.num_devices);
+        return refuse(what, "give all devices of the filesystem");
+    }
+    Ok(())
+}
+
+/// Writes all copies of a superblock durably, the first one last: until then, the old one counts.
+fn write(device: &dyn Device, superblock: &Superblock) -> Result<()> {
+    let end = superblock.dev_item.total_bytes.min(device.len_bytes());
+    for offset in SUPERBLOCK_OFFSETS.into_iter().rev().filter(|offset| fits(*offset, end)) {
+        let raw = Superblock { bytenr: offset, ..superblock.clone() }.encode_with_csum();
+        device
+            .write_at(offset, &raw)
+            .map_err(|source| Error::io("write", device.describe(), offset, raw.len() as u64, source))?;
+        device.flush().map_err(|source| Error::io("flush", device.describe(), 0, 0, source))?;
+    }
+    Ok(())
+}
