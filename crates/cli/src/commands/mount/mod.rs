@@ -15,6 +15,7 @@
 
 mod helper;
 mod join;
+pub mod option_list;
 mod options;
 
 use std::ffi::OsString;
@@ -58,28 +59,7 @@ pub(crate) struct Args {
     #[arg(value_name = "DIR", hide = true)]
     more: Vec<PathBuf>,
     /// Mount options, separated by commas: options of btrfs and of the mount point
-    ///
-    /// With remount, only ro or rw and these options of the mount point change: dev, suid, exec, atime, dirsync and their
-    /// opposites. All other options must have the values of the mount; a change of them needs a new mount.
-    ///
-    /// Options of btrfs: ro, subvol=PATH and subvolid=ID (the default subvolume, by default), compress=METHOD:LEVEL,
-    /// compress-force=METHOD:LEVEL, nodatacow, nodatasum, max_inline=BYTES (2048), commit=SECONDS (30), noatime,
-    /// relatime (the default), strictatime, nodiratime, discard, discard=async, bg_reclaim_threshold=PERCENT (move the
-    /// content of a data block group elsewhere when removals bring its usage below this; default: 0, never),
-    /// device=PATH, user_subvol_rm_allowed (users may delete subvolumes that they may write to), noacl, notreelog,
-    /// nologreplay, skip_balance, degraded (write without some devices, if every chunk tolerates their loss). Accepted
-    /// without effect: flushoncommit, and options that tune Linux's own caches, threads and allocation.
-    ///
-    /// Options of the mount point: allow_other (the default for root), noallow_other, default_permissions, nonempty,
-    /// dev and suid (the default for root without --sandbox), nodev, nosuid, noexec, dirsync, fsname=NAME (default: the
-    /// device), threads=N (threads that take requests from /dev/fuse, 1 to 64; default: 4), memory=SIZE (as --memory),
-    /// writeback_cache (the kernel collects small writes; a lack of space is then reported only at fsync and close),
-    /// noio_uring (take requests from /dev/fuse), idle_poll=auto|on|off (keep an idle processor awake while many
-    /// requests arrive; default: auto), noxattr (fewer requests; no extended attributes, ACLs and capabilities of
-    /// files), noopen (fewer requests; a file that cannot be written fails at write instead of at open), idmap (allow
-    /// idmapped mounts of this mount; only root and the user who mounted can then run commands on it), fuseblk (for
-    /// root's mounts of block devices: sync and umount wait for the commit).
-    #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
+    #[arg(short = 'o', long = "options", value_name = "OPTIONS", long_help = option_list::help())]
     options: Vec<String>,
     /// Mount read-only
     #[arg(short = 'r', long)]
