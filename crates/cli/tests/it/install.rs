@@ -1,10 +1,11 @@
-//! Tests of `scripts/install`: what it installs runs, and `uninstall` leaves nothing.
+//! Tests of `scripts/install` and `scripts/package`: what they install runs, and nothing is left when it is removed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use tempfile::TempDir;
+use ubtrfs_testkit::capability;
 
 use crate::common::ok;
 
@@ -44,7 +45,12 @@ fn what_is_installed_runs_and_is_removed_without_a_trace() {
     ok(Command::new(at("sbin/mkfs.btrfs")).args(["-q", "-b", "128M"]).arg(&image).output().unwrap());
     ok(Command::new(at("bin/btrfs")).args(["fi", "df"]).arg(&image).output().unwrap());
     fs::remove_file(&image).unwrap();
-    for path in ["sbin/mount.ubtrfs", "share/man/man1/ubtrfs-subvolume-create.1", "share/doc/ubtrfs/mount.md"] {
+    for path in [
+        "sbin/mount.ubtrfs",
+        "share/man/man1/ubtrfs-subvolume-create.1",
+        "share/man/man5/ubtrfs.5",
+        "share/doc/ubtrfs/mount.md",
+    ] {
         assert!(at(path).exists(), "{path}");
     }
     let completions = fs::read_to_string(at("share/bash-completion/completions/ubtrfs")).unwrap();
@@ -84,4 +90,55 @@ fn relative_paths_start_at_the_directory_of_the_caller() {
     assert!(root.path().join("to/usr/bin/ubtrfs").exists());
     install(&["uninstall"]);
     assert!(!root.path().join("to/usr/bin/ubtrfs").exists());
+}
+
+#[test]
+fn packages_install_into_an_empty_root_and_are_purged_without_a_trace() {
+    if !capability::root() || !capability::program("dpkg-deb") {
+        return;
+    }
+    let (built, debs, root) = (built(), TempDir::new().unwrap(), TempDir::new().unwrap());
+    let package = |built: &Path, out: &Path| {
+        let mut command = Command::new(workspace().join("scripts/package"));
+        ok(command.arg(out).env("BUILT", built).output().unwrap()).lines().map(PathBuf::from).collect::<Vec<_>>()
+    };
+    let made = package(&built, debs.path());
+    // The same program gives the same packages.
+    let again = TempDir::new().unwrap();
+    for (first, second) in made.iter().zip(package(&built, again.path())) {
+        assert!(fs::read(first).unwrap() == fs::read(second).unwrap(), "{}", first.display());
+    }
+    let [main, progs] = made.as_slice() else { panic!("{made:?}") };
+    let database = root.path().join("var/lib/dpkg");
+    for dir in ["info", "updates", "triggers"] {
+        fs::create_dir_all(database.join(dir)).unwrap();
+    }
+    fs::write(database.join("status"), "").unwrap();
+    let dpkg = |words: &[&str]| {
+        let mut command = Command::new("dpkg");
+        command.arg("--root").arg(root.path()).args(["--force-depends", "--log=/dev/null"]).args(words);
+        // It says that the libraries of the system are missing in the empty root.
+        let done = command.output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+    };
+    dpkg(&["-i", main.to_str().unwrap(), progs.to_str().unwrap()]);
+    let at = |path: &str| root.path().join("usr").join(path);
+    assert!(ok(Command::new(at("bin/btrfs")).arg("--version").output().unwrap()).starts_with("btrfs-progs v"));
+    for path in [
+        "sbin/mount.ubtrfs",
+        "share/man/man1/ubtrfs-mount.1.gz",
+        "share/man/man5/ubtrfs.5.gz",
+        "share/bash-completion/completions/ubtrfs",
+        "share/doc/ubtrfs/copyright",
+        "share/doc/ubtrfs/third-party-licences.gz",
+        "share/doc/ubtrfs/examples/fstab",
+    ] {
+        assert!(at(path).exists(), "{path}");
+    }
+    // btrfs-progs and its replacement exclude each other.
+    let fields = ok(Command::new("dpkg-deb").arg("-f").arg(progs).arg("Conflicts").output().unwrap());
+    assert_eq!(fields.trim(), "btrfs-progs");
+    dpkg(&["--purge", "ubtrfs-btrfs-progs", "ubtrfs"]);
+    let left = files_below(root.path());
+    assert!(left.iter().all(|file| file.starts_with(database.to_str().unwrap())), "{left:?}");
 }
