@@ -24,12 +24,16 @@ mod sort;
 mod suggest;
 mod units;
 
+pub use commands::mount::option_list as mount_options;
+
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::{Parser, Subcommand};
+
+use crate::common::Shown;
 
 /// btrfs in user space: make, mount, inspect and fill btrfs filesystems without the kernel's driver.
 #[derive(Parser)]
@@ -71,6 +75,7 @@ enum Command {
     Inspect(commands::inspect::Args),
     Check(commands::check::Args),
     Rescue(commands::rescue::Args),
+    Tune(commands::tune::Args),
     Import(commands::offline::import::Args),
     Export(commands::offline::export::Args),
     Ls(commands::offline::list::LsArgs),
@@ -111,6 +116,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Check(args) => Ok(commands::check::run(args)),
         Command::Rescue(args) => commands::rescue::run(args),
+        Command::Tune(args) => commands::tune::run(args),
         Command::Import(args) => commands::offline::import::run(args),
         Command::Export(args) => commands::offline::export::run(args),
         Command::Ls(args) => commands::offline::list::run_ls(args),
@@ -159,6 +165,11 @@ pub fn main() -> ExitCode {
             };
         }
     };
+    if !matches!(cli.command, Command::Mount(_))
+        && let Err(error) = fix_clock()
+    {
+        return common::print_error(&error);
+    }
     lift_file_size_limit();
     use_small_pages();
     if matches!(cli.command, Command::Mkfs(_) | Command::Import(_) | Command::Export(_) | Command::Cp(_)) {
@@ -205,6 +216,18 @@ pub fn run_line(args: &[OsString]) -> Result<ExitCode, clap::Error> {
 
 fn finish(done: anyhow::Result<ExitCode>) -> ExitCode {
     done.unwrap_or_else(|error| common::print_error(&error))
+}
+
+/// Gives images the time of `SOURCE_DATE_EPOCH`, in seconds since 1970, if this variable is set. Servers of mounts have the
+/// time of the system.
+fn fix_clock() -> anyhow::Result<()> {
+    let Some(text) = std::env::var_os("SOURCE_DATE_EPOCH") else { return Ok(()) };
+    let parsed = text.to_str().and_then(|text| text.parse::<u64>().ok()).and_then(|sec| i64::try_from(sec).ok());
+    let Some(sec) = parsed else {
+        anyhow::bail!("SOURCE_DATE_EPOCH is '{}'; set it to seconds since 1970, or unset it", text.shown());
+    };
+    ubtrfs_format::clock::fix_clock(ubtrfs_format::item::Timespec { sec, nsec: 0 });
+    Ok(())
 }
 
 /// Raises the limit on file sizes (`ulimit -f`) as far as allowed, because an image is one large file. If a limit

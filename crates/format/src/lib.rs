@@ -15,6 +15,7 @@
 )]
 
 pub mod check;
+pub mod clock;
 pub mod codec;
 pub mod csum;
 pub mod error;

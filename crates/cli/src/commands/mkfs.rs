@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_format::clock::new_uuid;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::print::insert_name;
 use ubtrfs_format::superblock::{CompatRo, Incompat};
@@ -434,9 +435,14 @@ impl Args {
                 (self.data.unwrap_or(usual.data_profile), self.metadata.unwrap_or(usual.metadata_profile))
             }
         };
+        let fsid = self.uuid.unwrap_or(default.fsid);
+        let device = |number: usize| new_uuid(&fsid, &format!("device {number}"));
         Ok(MkfsOptions {
+            device_uuids: (1..=self.devices.len()).map(device).collect(),
+            chunk_tree_uuid: new_uuid(&fsid, "chunk tree"),
+            subvol_uuid: new_uuid(&fsid, "subvolume 5"),
             label: self.label.clone().map(OsStringExt::into_vec).unwrap_or_default(),
-            fsid: self.uuid.unwrap_or(default.fsid),
+            fsid,
             size_bytes: self.byte_count,
             nodesize: size(self.nodesize, usual_nodesize)?,
             sectorsize,

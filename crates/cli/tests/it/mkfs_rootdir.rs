@@ -153,3 +153,74 @@ fn a_shrunk_image_has_the_size_that_is_printed_whatever_size_was_given() {
     refused(&ubtrfs(["mkfs", "-r", &root, "--shrink", "-b", "1M", &image]), &["needs"]);
     assert_eq!(fs::metadata(&image).unwrap().len(), 0);
 }
+
+/// Makes an image with the time and the UUIDs of a reproducible build, and reads it.
+fn build(source: &Source, root: &str, image: &str, cpus: &str) -> Vec<u8> {
+    let program = env!("CARGO_BIN_EXE_ubtrfs");
+    let run = |args: &[&str]| {
+        let mut command = std::process::Command::new("taskset");
+        command.args(["-c", cpus, program]).args(args).env("SOURCE_DATE_EPOCH", "1700000000");
+        ok(command.output().unwrap());
+    };
+    let (root, image) = (source.at(root), source.at(image));
+    run(&[
+        "mkfs",
+        "-q",
+        "-U",
+        FSID,
+        "-b",
+        "300M",
+        "-r",
+        &root,
+        "--compress",
+        "zstd",
+        "-u",
+        "ro:usr",
+        "-u",
+        "home",
+        &image,
+    ]);
+    run(&["subvolume", "snapshot", "-r", &format!("{image}:/home"), &format!("{image}:/kept")]);
+    run(&["mkdir", &format!("{image}:/made")]);
+    let bytes = fs::read(&image).unwrap();
+    fs::remove_file(&image).unwrap();
+    bytes
+}
+
+const FSID: &str = "11111111-2222-3333-4444-555555555555";
+
+#[test]
+fn equal_trees_give_equal_images_with_a_fixed_time() {
+    let source = Source::new();
+    for number in 0..3000 {
+        let (dir, data) = (source.path(&format!("root/many/{}", number % 7)), vec![number as u8; number * 7]);
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join(number.to_string()), data).unwrap();
+    }
+    // The copy has the same content, in files of other numbers that were made in another order and read at other times.
+    let (from, to) = (source.path("root"), source.path("copy"));
+    sh("cp", ["-a".as_ref(), from.as_os_str(), to.as_os_str()]).unwrap();
+    fs::read(source.path("copy/many/3/3")).unwrap();
+    let later = std::process::Command::new("touch")
+        .args(["-d", "2020-01-01", &source.at("root/usr"), &source.at("copy/usr")])
+        .status();
+    assert!(later.unwrap().success());
+    let first = build(&source, "root", "a.img", "0");
+    for (root, cpus) in [("root", "0"), ("root", "0-63"), ("copy", "0-63")] {
+        assert!(build(&source, root, "a.img", cpus) == first, "{root}, processors {cpus}");
+    }
+    fs::write(source.path("a.img"), first).unwrap();
+    if capability::kernel_oracle() {
+        btrfs_check(&source.path("a.img")).unwrap();
+        let mount = LoopMount::new(&source.path("a.img"), "subvolid=5").unwrap();
+        assert_eq!(fs::read(mount.join("many/6/2994")).unwrap(), vec![2994_u32 as u8; 2994 * 7]);
+        mount.close().unwrap();
+    }
+    let refused = std::process::Command::new(env!("CARGO_BIN_EXE_ubtrfs"))
+        .args(["mkfs", "-b", "128M", &source.at("b.img")])
+        .env("SOURCE_DATE_EPOCH", "today")
+        .output()
+        .unwrap();
+    assert!(!refused.status.success() && !source.path("b.img").exists());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("SOURCE_DATE_EPOCH is 'today'"));
+}

@@ -61,9 +61,9 @@ disk_struct! {
 }
 
 impl Timespec {
-    /// The time of the system clock.
+    /// The time of the system clock, or the one that [`fix_clock`](crate::clock::fix_clock) set.
     pub fn now() -> Self {
-        SystemTime::now().into()
+        crate::clock::now()
     }
 }
 

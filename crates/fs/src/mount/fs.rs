@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use ubtrfs_device::Device;
+use ubtrfs_format::clock::fixed_clock;
 use ubtrfs_format::item::DevStatsItem;
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, Generation};
@@ -163,9 +164,12 @@ impl Fs {
             }
             fs.resync.start(&fs)?;
             fs.replaces.start(&fs);
-            fs.commit_thread.start(&fs);
-            fs.data.threads.start(&fs);
-            fs.reclaim.start(&fs);
+            // Nothing depends on these threads. They would do their work at another moment each time.
+            if fixed_clock().is_none() {
+                fs.commit_thread.start(&fs);
+                fs.data.threads.start(&fs);
+                fs.reclaim.start(&fs);
+            }
         }
         Ok(fs)
     }

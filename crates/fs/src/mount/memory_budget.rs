@@ -14,6 +14,8 @@
 //! The remainder is for memory that a commit holds until it has written everything: copied nodes, delayed
 //! refs, batches.
 
+use ubtrfs_format::clock::fixed_clock;
+
 /// Memory shares of one filesystem, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryBudget {
@@ -47,8 +49,12 @@ impl MemoryBudget {
     }
 }
 
-/// A quarter of the machine's memory, or of its control group's limit if that is less; at least 64 MiB, at most 1 GiB.
+/// A quarter of the machine's memory, or of its control group's limit if that is less; at least 64 MiB, at most 1 GiB. With
+/// a fixed clock always the same, because the memory decides when data is written.
 pub(crate) fn default_memory_bytes() -> u64 {
+    if fixed_clock().is_some() {
+        return DEFAULT_REPRODUCIBLE;
+    }
     let info = rustix::system::sysinfo();
     let machine = (info.totalram as u64).saturating_mul(info.mem_unit.into());
     let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
@@ -57,6 +63,7 @@ pub(crate) fn default_memory_bytes() -> u64 {
 }
 
 const PROGRAM_BYTES: u64 = 120 << 20;
+const DEFAULT_REPRODUCIBLE: u64 = 512 << 20;
 /// Maximum memory for dirty data, which is enough for a few batches of large writes. More memory would only let data
 /// wait longer.
 const DIRTY_MAX: u64 = 96 << 20;

@@ -10,11 +10,11 @@
 //!   waits for their end before it takes any lock that a change may take. Then the subvolume's data and the flag are
 //!   made durable.
 
+use ubtrfs_format::clock::new_uuid;
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{DirEntry, FileType, InodeRef, QgroupLimit, RootRef, Timespec};
 use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
 use ubtrfs_transaction::{MetadataReservation, NewContent, NewSubvolume, QgroupId, race_point};
-use uuid::Uuid;
 
 use crate::Fs;
 use crate::error::{Error, Result};
@@ -184,6 +184,7 @@ impl Fs {
         let default_acl = inherited(&dir_inode, &mut state)?.default_acl.clone().filter(|_| self.options.acl);
         let time = Timespec::now();
         let id = self.engine.new_root_id()?;
+        let fsid = self.engine.superblock().fsid;
         let location = dir_item::subvolume_location(id);
         let mut changes = Vec::with_capacity(3);
         slot.plan_add(&mut changes, tree, &self.geometry, (location, FileType::Directory as u8), index)?;
@@ -199,7 +200,7 @@ impl Fs {
             entry.sort_by_key(|(key, _)| *key);
             NewSubvolume {
                 id,
-                uuid: Uuid::new_v4(),
+                uuid: new_uuid(&fsid, &format!("subvolume {}", id.0)),
                 otime: time,
                 content: content(time, transid, default_acl),
                 parent: dir.root,

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 use ubtrfs_error::Result;
+use ubtrfs_format::clock::fixed_clock;
 
 /// Maximum number of threads that apply frozen items to trees at the same time, for all trees together. Running the
 /// delayed refs may use as many threads.
@@ -12,7 +13,11 @@ pub(crate) fn nr_threads() -> usize {
     // The answer of the system comes from several files of the control group: reading them for every batch took an
     // eighth of the processor time of small commits.
     static NR_THREADS: OnceLock<usize> = OnceLock::new();
-    *NR_THREADS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX))
+    *NR_THREADS.get_or_init(|| match fixed_clock() {
+        None => std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX),
+        // Threads would allocate blocks in another order each time.
+        Some(_) => 1,
+    })
 }
 
 /// Takes items in order, and works on them with a few threads, each with a state of its own: while one thread waits for
@@ -22,7 +27,7 @@ pub(crate) fn work_off<T: Send, S>(
     new_state: impl Fn() -> S + Sync,
     work: impl Fn(&mut S, T) -> Result<()> + Sync,
 ) -> Result<()> {
-    let nr_threads = items.len().min(NR_WORKERS);
+    let nr_threads = items.len().min(if fixed_clock().is_some() { 1 } else { NR_WORKERS });
     let items = Mutex::new(Some(items));
     let take = || items.lock().as_mut().and_then(Iterator::next);
     let run = || {

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use rustix::io::Errno;
+use ubtrfs_format::clock::fixed_clock;
 use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::{Fs, InodeId, mode};
 
@@ -523,8 +524,20 @@ impl<'a> Copy<'a> {
             owner: self.args.owner.or(preserve.then_some((info.uid, info.gid))),
             mode: info.mode,
             xattrs: if preserve { self.from.xattrs(path)? } else { Xattrs::new() },
-            times: preserve.then_some((info.atime, info.mtime)),
+            times: preserve.then(|| kept_times(info)),
         })
+    }
+}
+
+/// The times of a copy. With a fixed clock, reading the source changes nothing, and no time is later than the clock's.
+fn kept_times(info: &Info) -> (Timespec, Timespec) {
+    match fixed_clock() {
+        None => (info.atime, info.mtime),
+        Some(latest) => {
+            let is_later = (info.mtime.sec, info.mtime.nsec) > (latest.sec, latest.nsec);
+            let time = if is_later { latest } else { info.mtime };
+            (time, time)
+        }
     }
 }
 
