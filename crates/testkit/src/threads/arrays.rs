@@ -250,7 +250,10 @@ impl ArrayCuts {
     pub fn verify_by_linux(&self, cut: &ArrayCut, ours: &[TreeEntry], dir: &Path) -> Result<()> {
         let judge = || {
             let mut images = Vec::new();
-            let members = self.members_of(cut.undamaged())?;
+            let mut members = self.members_of(cut.undamaged())?;
+            // A replaced device that was not wiped yet is stale if the device in its place is lost.
+            let newest = members.iter().map(generation_of).max().unwrap_or_default();
+            members.retain(|medium| !self.is_changing || generation_of(medium) + 1 >= newest);
             for (number, medium) in members.iter().enumerate() {
                 images.push(dir.join(format!("device{}", number + 1)));
                 medium.save(&images[number])?;
@@ -270,6 +273,9 @@ impl ArrayCuts {
             if new.is_some() {
                 await_replacement(&mount)?;
                 self.nr_resumed_by_linux.fetch_add(1, Ordering::Relaxed);
+            } else if is_replacing {
+                // Linux does not scrub beside a suspended replacement.
+                run("btrfs", ["replace".as_ref(), "cancel".as_ref(), mount.path().as_os_str()])?;
             }
             let found = walk_path(mount.path()).with_context(|| mount.kernel_log())?;
             let read = |path: &[u8]| Ok(std::fs::read(mount.path().join(OsStr::from_bytes(path)))?);
@@ -305,7 +311,7 @@ impl ArrayCuts {
         }
         media.retain(has_superblock);
         // Of a device and its replacement, the newer one counts.
-        let generation = |medium: &Medium| primary(medium).map_or(0, |superblock| superblock.generation.0);
+        let generation = generation_of;
         let devid = |medium: &Medium| primary(medium).map_or(0, |superblock| superblock.dev_item.devid.0);
         media.sort_by_key(|medium| (devid(medium), std::cmp::Reverse(generation(medium))));
         media.dedup_by_key(|medium| devid(medium));
@@ -376,6 +382,11 @@ impl ArrayCut {
     }
 }
 
+/// The generation of the primary superblock on a medium.
+fn generation_of(medium: &Medium) -> u64 {
+    primary(medium).map_or(0, |superblock| superblock.generation.0)
+}
+
 /// Whether a medium is the new device of a replacement.
 fn is_target(medium: &Medium) -> bool {
     has_superblock(medium) && primary(medium).is_some_and(|superblock| superblock.dev_item.devid.0 == 0)
@@ -401,6 +412,8 @@ fn await_replacement(mount: &LoopMount) -> Result<()> {
         let path = mount.path().to_string_lossy();
         let status = run("btrfs", ["replace", "status", "-1", path.as_ref()])?;
         if status.contains("finished on") {
+            // Linux says so a moment before the old device is gone, and refuses to scrub it.
+            std::thread::sleep(Duration::from_millis(300));
             return Ok(());
         }
         ensure!(status.contains("% done") && Instant::now() < until, "A6: Linux does not go on: {status}");
