@@ -35,7 +35,7 @@ pub(crate) struct MountHost {
     pub(crate) groups: Groups,
     pub(crate) interrupts: Interrupts,
     pub(crate) lost_pages: Arc<LostPages>,
-    names: NameCache,
+    pub(crate) names: NameCache,
     activity: Arc<Activity>,
     writeback_cache: bool,
     /// Whether the kernel allows idmapped mounts of this mount.

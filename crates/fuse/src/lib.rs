@@ -22,6 +22,7 @@
 //! | `other_user` | questions to the mounts of other users                    |
 //! | `seek`       | data and holes of files that are being written              |
 //! | `lent_device` | the claim on the block device of a `fuseblk` mount          |
+//! | `listing`    | which listings bring attributes                              |
 //! | `lost_pages` | files with written pages that could not be stored            |
 //! | `remaining_mounts` | bind mounts and other uses that remain after an unmount   |
 //! | `subtree`    | mounts that show one subvolume of several                   |
@@ -40,6 +41,7 @@ mod host;
 mod interrupt;
 mod ioctl;
 mod lent_device;
+mod listing;
 mod lost_pages;
 mod mount;
 mod mount_table;

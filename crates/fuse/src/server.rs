@@ -37,6 +37,7 @@ use crate::host::MountHost;
 use crate::interrupt::Interrupts;
 use crate::ioctl::{self, IoctlCaller};
 use crate::lent_device::LentDevice;
+use crate::listing::Listings;
 use crate::mount::MountConfig;
 use crate::node::Nodes;
 use crate::protocol::{Entry, Features, Operation, Reply, Request, Statfs};
@@ -100,6 +101,7 @@ pub(crate) struct Server {
     activity: Arc<Activity>,
     seeker: PageFlusher,
     dir_ends: DirectoryReaders,
+    listings: Listings,
     running_programs: RunningPrograms,
     groups: Groups,
     removed_capability: RemovedCapability,
@@ -126,13 +128,14 @@ impl Server {
     ) -> Self {
         let (nodes, groups) = (Arc::clone(&host.nodes), host.groups.clone());
         let (no_xattrs, no_open) = (config.no_xattrs, config.no_open);
-        let (dir_ends, running_programs, removed_capability) = Default::default();
+        let (dir_ends, listings, running_programs, removed_capability) = Default::default();
         Self {
             fs,
             nodes,
             activity,
             seeker,
             dir_ends,
+            listings,
             running_programs,
             groups,
             removed_capability,
@@ -493,7 +496,7 @@ impl Server {
             }
             Operation::Readdirplus { offset, size } => {
                 reply.limit(size);
-                self.fill_plus(node, offset, reply)?;
+                self.fill_plus(req, offset, reply)?;
             }
             Operation::Statfs => {
                 let stat = self.fs.statfs()?;
@@ -561,7 +564,12 @@ impl Server {
     fn lookup(&self, parent: u64, name: &[u8], reply: &mut Reply<'_>) -> Result<()> {
         let dir = self.id(parent)?;
         match self.fs.lookup(dir, name) {
-            Ok(attr) => reply.entry(&self.entry(&attr)),
+            Ok(attr) => {
+                if !attr.is_dir() {
+                    self.listings.looked_up(parent).into_iter().for_each(|dir| self.host.names.forget_data(dir));
+                }
+                reply.entry(&self.entry(&attr));
+            }
             // Let the kernel cache that the name does not exist.
             Err(Error::NotFound) => reply.entry(&Entry::none(self.name_ttl(dir))),
             Err(error) => return Err(error),

@@ -1,10 +1,11 @@
 //! READDIR and READDIRPLUS: fills answers with the entries of a directory.
 
+use ubtrfs_format::item::FileType;
 use ubtrfs_fs::{InodeId, Result};
 
 use super::Server;
 use crate::attr::entry_kind;
-use crate::protocol::{Entry, Reply};
+use crate::protocol::{Entry, Reply, Request};
 
 impl Server {
     pub(super) fn readdir(&self, node: u64, offset: u64, reply: &mut Reply<'_>) -> Result<()> {
@@ -31,11 +32,13 @@ impl Server {
         self.dir_ends.take(node, cookie).map_or_else(|| self.fs.readdir_end(dir), Ok)
     }
 
-    /// Fills a readdirplus answer. If the attributes of an entry cannot be read, because its inode is damaged or was just
-    /// removed, the answer has only its name.
-    pub(super) fn fill_plus(&self, node: u64, offset: u64, reply: &mut Reply<'_>) -> Result<()> {
+    /// Fills a readdirplus answer. An entry has only its name if the caller does not use attributes
+    /// ([`crate::listing`]), or if they cannot be read, because the inode is damaged or was just removed.
+    pub(super) fn fill_plus(&self, req: &Request<'_>, offset: u64, reply: &mut Reply<'_>) -> Result<()> {
+        let node = req.node;
         let dir = self.id(node)?;
         let end = self.dir_end(dir, node, offset)?;
+        let mut listing = self.listings.begin(req.pid, node, offset);
         let mut cookie = offset;
         let done = self.fs.readdir(dir, offset, &mut |entry| {
             if entry.next_cookie > end {
@@ -43,16 +46,22 @@ impl Server {
             }
             // The kernel takes no reference for "." and "..".
             let is_dot = entry.name == b"." || entry.name == b"..";
-            let found = if is_dot { self.fs.getattr(entry.id) } else { self.fs.getattr_counted(entry.id) };
+            let found = match () {
+                () if is_dot => Some(self.fs.getattr(entry.id)),
+                () if listing.leaves_out(entry.file_type == FileType::Directory) => None,
+                () => Some(self.fs.getattr_counted(entry.id)),
+            };
             let plus = match &found {
-                Ok(attr) => self.entry(attr),
-                Err(error) => {
-                    tracing::debug!("a listing has no attributes of inode {}: {error}", entry.id.ino);
+                Some(Ok(attr)) => self.entry(attr),
+                Some(Err(_)) | None => {
                     Entry::without_attributes(self.nodes.st_ino(entry.id), entry_kind(entry.file_type))
                 }
             };
+            if let Some(Err(error)) = &found {
+                tracing::debug!("a listing has no attributes of inode {}: {error}", entry.id.ino);
+            }
             if !reply.dirent_plus(&plus, entry.next_cookie, entry.name) {
-                if found.is_ok() && !is_dot {
+                if matches!(found, Some(Ok(_))) && !is_dot {
                     self.fs.forget(entry.id, 1);
                 }
                 return false;
@@ -60,6 +69,7 @@ impl Server {
             cookie = entry.next_cookie;
             true
         });
+        self.listings.end(&listing);
         // After an answer with entries, the reader continues at `cookie`, so remember where the reader must stop.
         if cookie != offset {
             self.dir_ends.remember(node, cookie, end);

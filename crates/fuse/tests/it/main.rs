@@ -4,6 +4,7 @@
 
 mod injected_calls;
 mod interrupts;
+mod listings;
 mod mapped_power_cut;
 mod page_cache;
 mod panicking_server;

@@ -19,19 +19,19 @@ use ubtrfs_fuse::{MountConfig, MountError, Session};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{CAPABILITY, Image, Medium, MediumDevice, btrfs_check, capability, check_medium};
 
-struct Mount {
+pub(crate) struct Mount {
     below: Arc<MediumDevice>,
     dir: TempDir,
     server: JoinHandle<Result<(), MountError>>,
 }
 
 impl Mount {
-    fn new(config: MountConfig) -> Self {
+    pub(crate) fn new(config: MountConfig) -> Self {
         Self::prepared(config, |_| ())
     }
 
     /// Makes a filesystem, lets `prepare` change it, and mounts it.
-    fn prepared(config: MountConfig, prepare: impl FnOnce(&Fs)) -> Self {
+    pub(crate) fn prepared(config: MountConfig, prepare: impl FnOnce(&Fs)) -> Self {
         let below = Arc::new(MediumDevice::new(Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap()));
         let options = MountOptions { track_lookups: true, ..MountOptions::parse("commit=300").unwrap() };
         let fs = Fs::open(vec![below.clone()], options).unwrap();
@@ -41,12 +41,12 @@ impl Mount {
         Self { below, dir, server: std::thread::spawn(move || session.run()) }
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }
 
     /// The number of requests so far, by operation.
-    fn requests(&self) -> BTreeMap<String, u64> {
+    pub(crate) fn requests(&self) -> BTreeMap<String, u64> {
         let stats = Request::Filesystem(filesystem::Request::Stats);
         let Response::Filesystem(filesystem::Response::Stats(text)) =
             Channel::mount(self.path()).unwrap().call(stats, &[]).unwrap()
@@ -62,7 +62,7 @@ impl Mount {
     }
 
     /// The number of requests, by operation, while a program runs.
-    fn requests_of(&self, program: &str) -> BTreeMap<String, u64> {
+    pub(crate) fn requests_of(&self, program: &str) -> BTreeMap<String, u64> {
         let before = self.requests();
         python(self.path(), program);
         let mut requests = self.requests();
@@ -71,7 +71,7 @@ impl Mount {
     }
 
     /// Unmounts, and checks the image.
-    fn end(self) {
+    pub(crate) fn end(self) {
         self.end_after(None);
     }
 
@@ -97,22 +97,22 @@ impl Mount {
     }
 }
 
-fn python(dir: &Path, program: &str) -> String {
+pub(crate) fn python(dir: &Path, program: &str) -> String {
     let output = Command::new("python3").args(["-c", program]).current_dir(dir).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
     text(&output.stdout)
 }
 
-fn can_run() -> bool {
+pub(crate) fn can_run() -> bool {
     capability::fuse() && capability::program("python3")
 }
 
-fn of(requests: &BTreeMap<String, u64>, opcode: &str) -> u64 {
+pub(crate) fn of(requests: &BTreeMap<String, u64>, opcode: &str) -> u64 {
     requests.get(opcode).copied().unwrap_or(0)
 }
 
-fn shared() -> MountConfig {
+pub(crate) fn shared() -> MountConfig {
     MountConfig { allow_other: true, ..MountConfig::default() }
 }
 
