@@ -29,7 +29,7 @@ const INTERRUPTED: [(u64, &str); 5] = [
     ),
     (
         flags::CHANGING_FSID_V2,
-        "CHANGING_FSID_V2: a change of the metadata UUID was interrupted; complete it with: ubtrfs tune -m DEVICE...",
+        "CHANGING_FSID_V2: a change of the metadata UUID was interrupted; complete it with ubtrfs tune -m or btrfstune -m, and all devices",
     ),
     (
         flags::CHANGING_BG_TREE,
