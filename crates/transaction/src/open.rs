@@ -116,15 +116,12 @@ fn find_replacement(volumes: &Volumes, dev_tree: &Tree, is_writable: bool) -> Re
     if !is_writable {
         return Ok(None);
     }
-    let (has_target, cursor_left) = match volumes.resume_twin(item.src_devid)? {
-        Some(true) => (true, item.cursor_left),
-        Some(false) => (true, 0),
-        None => (false, 0),
-    };
+    let has_target = volumes.resume_twin(item.src_devid)?.is_some();
     if !has_target {
         tracing::warn!("the replacement of device {} is suspended: its new device was not given", item.src_devid);
     }
-    let item = DevReplaceItem { cursor_left, cursor_right: cursor_left, ..item };
+    // Everything is copied anew: blocks of Linux's last commit were seen missing left of the cursor that it left.
+    let item = DevReplaceItem { cursor_left: 0, cursor_right: 0, ..item };
     Ok(Some(SuspendedReplacement { item, has_target }))
 }
 

@@ -70,7 +70,8 @@ fn the_id_changes_on_all_devices_and_back() {
         assert!(!facts(paths[0].as_ref()).contains(FSID));
         reads(&paths);
         ok(ubtrfs(["tune", "-M", &old, &paths[0]]));
-        assert_eq!(facts(paths[0].as_ref()), before);
+        // Linux sets big-metadata in each filesystem that it mounts.
+        assert_eq!(facts(paths[0].as_ref()).replace("incompat_flags 0x361", "incompat_flags 0x341"), before);
         reads(&paths);
     }
 }
@@ -88,7 +89,7 @@ fn the_same_change_gives_the_bytes_of_btrfs_progs() {
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_ubtrfs"), sandbox.join("btrfstune")).unwrap();
     for options in [&["-r", "-x", "-n"][..], &["-S", "1"], &["-f", "-S", "0"], &["-M", FSID]] {
         fs::copy(&paths[0], &copy).unwrap();
-        ok(Command::new("btrfstune").args(options).arg(&copy).output().unwrap());
+        assert!(Command::new("btrfstune").args(options).arg(&copy).output().unwrap().status.success());
         ok(Command::new(sandbox.join("btrfstune")).args(options).arg(&paths[0]).output().unwrap());
         assert_eq!(facts(paths[0].as_ref()), facts(&copy), "{options:?}");
     }
@@ -142,7 +143,7 @@ fn what_cannot_be_changed_is_refused_with_the_reason() {
     refused(&["tune", "-M", "00000000-0000-0000-0000-000000000000", image], "cannot be zero");
     refused(&["tune", "-S", "2", image], "give 1 to set");
     refused(&["tune", "-f", "-S", "0", image], "has no seeding flag");
-    refused(&["tune", "-m", image, image], "twice");
+    refused(&["tune", "-m", image, image], "open already");
     assert!(fs::read(image).unwrap() == before);
     ok(ubtrfs(["tune", "-S", "1", image]));
     refused(&["tune", "-S", "1", image], "already set");
