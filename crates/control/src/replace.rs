@@ -186,8 +186,7 @@ fn status(context: &Context<'_>) -> Result<Response> {
         let (done_bytes, total_bytes) = running.done_bytes;
         return Ok(Response::Running(Running {
             devid: running.devid.0,
-            // A window that was copied in an earlier session may be copied again.
-            done_bytes: done_bytes.min(total_bytes),
+            done_bytes,
             total_bytes,
             uncorrectable_errors: running.counts.uncorrectable_errors,
         }));

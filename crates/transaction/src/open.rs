@@ -116,11 +116,11 @@ fn find_replacement(volumes: &Volumes, dev_tree: &Tree, is_writable: bool) -> Re
     if !is_writable {
         return Ok(None);
     }
-    let has_target = volumes.resume_twin(item.src_devid)?.is_some();
+    let has_target = volumes.resume_twin(item.src_devid)?;
     if !has_target {
         tracing::warn!("the replacement of device {} is suspended: its new device was not given", item.src_devid);
     }
-    // Everything is copied anew: blocks of Linux's last commit were seen missing left of the cursor that it left.
+    // Everything is copied anew (P3 of `devices::replace`).
     let item = DevReplaceItem { cursor_left: 0, cursor_right: 0, ..item };
     Ok(Some(SuspendedReplacement { item, has_target }))
 }

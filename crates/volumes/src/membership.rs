@@ -130,10 +130,6 @@ impl Membership {
 pub(crate) struct FoundTarget {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) uuid: Uuid,
-    /// The size that the replacement has given it.
-    pub(crate) total_bytes: u64,
-    /// Whether it has everything that the newest commit wrote: its superblock is of that commit.
-    pub(crate) is_current: bool,
 }
 
 /// Whether the device is the new one of a replacement (I7).
@@ -153,12 +149,8 @@ fn choose_target(targets: Vec<(Found, Arc<dyn Device>)>, newest: &Superblock) ->
         check_member(&found.superblock, newest, device.as_ref())?;
         refuse_twins(&found.superblock, device.as_ref(), latest.iter().take(index))?;
     }
-    let target = |(found, device): (Found, Arc<dyn Device>)| FoundTarget {
-        device,
-        uuid: found.superblock.dev_item.uuid,
-        total_bytes: found.superblock.dev_item.total_bytes,
-        is_current: found.superblock.generation == newest.generation,
-    };
+    let target =
+        |(found, device): (Found, Arc<dyn Device>)| FoundTarget { device, uuid: found.superblock.dev_item.uuid };
     Ok(latest.into_iter().next().map(target))
 }
 

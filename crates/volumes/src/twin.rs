@@ -24,8 +24,8 @@
 //! - T5. The device item of the new device has the generation of that commit. So if both devices have superblocks after a
 //!   power cut, the old one is known (I6 of `membership`).
 //! - T6. When a commit stores that everything below an offset is copied, a flush of the twin that began after these copies
-//!   has succeeded, or the twin does not get the commit's superblock. A twin with an older superblock, and one that missed
-//!   a write, counts for nothing: everything is copied again.
+//!   has succeeded, or the twin does not get the commit's superblock. After a missed write, the next commit stores that
+//!   nothing is copied.
 //! - T7. The twin of an interrupted replacement is in place before anything is written.
 //! - T8. The twin gets a superblock after the members have it, so its superblock is never the newest one. It gets those
 //!   with a log, too: Linux may read the log of any device with the newest generation.
@@ -201,23 +201,21 @@ impl Volumes {
         self.put_twin(devid, device, Uuid::new_v4())
     }
 
-    /// Makes the new device of an interrupted replacement, if it was given, the twin of a device again (T7). Returns whether
-    /// everything that the last commit counts as copied is on it (T6); `None` if it was not given, or is too small.
+    /// Makes the new device of an interrupted replacement the twin of a device again (T7). Returns false if it was not given,
+    /// or cannot take the place.
     ///
     /// # Errors
     ///
     /// As for [`Volumes::begin_twin`].
-    pub fn resume_twin(&self, devid: DevId) -> Result<Option<bool>> {
+    pub fn resume_twin(&self, devid: DevId) -> Result<bool> {
         let needed = self.member_for_twin(devid)?.item.read().total_bytes;
-        let Some(FoundTarget { device, uuid, total_bytes, is_current }) = self.target.lock().take() else {
-            return Ok(None);
-        };
+        let Some(FoundTarget { device, uuid }) = self.target.lock().take() else { return Ok(false) };
         if device.is_read_only() || device.len_bytes() < needed {
             tracing::warn!("{} cannot take the place of device {devid}", device.describe());
-            return Ok(None);
+            return Ok(false);
         }
         self.put_twin(devid, device, uuid)?;
-        Ok(Some(is_current && total_bytes >= needed))
+        Ok(true)
     }
 
     /// Forgets a given new device of a replacement that has ended.

@@ -42,7 +42,8 @@ enum Command {
 ///
 /// What is bad on the old device, or if it is missing, everything comes from other devices. Writers go on meanwhile. The old
 /// device holds no btrfs any more in the end. On a mount the work goes on in the background; on an image that is not
-/// mounted it ends with the command. A replacement of the same device that was interrupted goes on. Exit status: 0 if nothing is lost, 1 after a failure, 3 if some data has no good copy.
+/// mounted it ends with the command. A replacement of the same device that was interrupted goes on. Exit status: 0 if
+/// nothing is lost, 1 after a failure, 3 if some data has no good copy.
 #[derive(clap::Args)]
 struct StartArgs {
     /// Wait until the device is replaced
@@ -181,7 +182,7 @@ fn resume(
         let name = target.filesystem();
         bail!("a device is being replaced already; see: ubtrfs replace status {name}");
     }
-    let done = with_progress_in_bytes("copying the device, from where that was interrupted", |job| {
+    let done = with_progress_in_bytes("copying the device", |job| {
         Detached::run_if(detached, job, || channel.call_with(AnyRequest::Replace(Request::Resume), &[], job))
     });
     let old = args.old.shown();

@@ -5,15 +5,14 @@
 //! other devices. Then a commit puts the new device in the place of the old one, with its device id and UUID, so no chunk
 //! changes. After that, the superblocks of the old device are wiped.
 //!
-//! Each commit stores how far the walk is ([`crate::extents::replacing`]). After an interruption, the new device is the twin
-//! again, and the walk goes on there.
+//! Each commit stores how far the walk is ([`crate::extents::replacing`]), for Linux. After an interruption, the new device is
+//! the twin again, and the walk begins anew.
 //!
 //! Invariants:
 //! - P1. Everything that was written before the new device became the twin is copied. The walk copies all allocated bytes,
 //!   also those that no tree describes yet: the items of data follow after the data, and may do so behind the walk.
 //! - P2. Until the commit that ends it, the old device is complete: an interruption leaves it in its place.
-//! - P3. What the last commit counts as copied is on the new device (T6 of `volumes::twin`), with one exception: content
-//!   without checksums that was written in place since then. It is copied again before the walk goes on.
+//! - P3. A replacement that goes on trusts nothing that an earlier session or Linux has copied.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -25,7 +24,7 @@ use ubtrfs_format::{DevId, Key, KeyType, RootId};
 use ubtrfs_volumes::{GivenUpTwin, no_device};
 
 use crate::devices::add::check_can_be_written;
-use crate::devices::scrub::{Copied, DeviceScrub, ScrubFinding};
+use crate::devices::scrub::{DeviceScrub, ScrubCounts, ScrubFinding};
 use crate::engine::Engine;
 use crate::extents::device_items::DeviceChange;
 use crate::extents::replacing::{CopyProgress, SuspendedReplacement};
@@ -114,7 +113,15 @@ impl Engine {
         let Some(SuspendedReplacement { item, has_target: true }) = self.suspended_replacement() else {
             return Ok(false);
         };
-        let item = DevReplaceItem { replace_state: DevReplaceItem::STARTED, time_stopped: 0, ..item };
+        // P3
+        let item = DevReplaceItem {
+            replace_state: DevReplaceItem::STARTED,
+            cursor_left: 0,
+            cursor_right: 0,
+            time_stopped: 0,
+            num_uncorrectable_read_errors: 0,
+            ..item
+        };
         self.run_replacement(item, scrub, job, found).map(|()| true)
     }
 
@@ -137,7 +144,7 @@ impl Engine {
         self.device_changes.replacing.keep();
     }
 
-    /// Copies what is left to the twin, and puts the twin into the place of the device.
+    /// Copies the device to the twin, and puts the twin into the place of the device.
     fn run_replacement(
         &self,
         begun: DevReplaceItem,
@@ -146,12 +153,10 @@ impl Engine {
         found: &(dyn Fn(ScrubFinding) + Sync),
     ) -> Result<()> {
         let devid = begun.src_devid;
-        scrub.begin_at(begun.cursor_left);
-        let (copying, lost_before) = (Arc::clone(scrub), begun.num_uncorrectable_read_errors);
+        let copying = Arc::clone(scrub);
         let progress = move || {
-            let counts = copying.counts();
-            let uncorrectable_errors = counts.uncorrectable_errors.saturating_add(lost_before);
-            CopyProgress { left: counts.last_physical, right: copying.taken(), uncorrectable_errors }
+            let ScrubCounts { last_physical: left, uncorrectable_errors, .. } = copying.counts();
+            CopyProgress { left, right: copying.taken(), uncorrectable_errors }
         };
         self.device_changes.replacing.run(begun.clone(), Box::new(progress));
         let ended = |replace_state| DevReplaceItem {
@@ -159,7 +164,7 @@ impl Engine {
             cursor_left: scrub.counts().last_physical,
             cursor_right: scrub.counts().last_physical,
             time_stopped: seconds_now(),
-            num_uncorrectable_read_errors: scrub.counts().uncorrectable_errors.saturating_add(lost_before),
+            num_uncorrectable_read_errors: scrub.counts().uncorrectable_errors,
             ..begun.clone()
         };
         let copied = self.fill_twin(&begun, scrub, job, found).and_then(|()| {
@@ -224,21 +229,8 @@ impl Engine {
         // The trees describe more after a commit, so more is verified. It also tells of the replacement.
         self.commit()?;
         let (devid, avoids_source) = (begun.src_devid, begun.cont_reading_from_srcdev_mode != 0);
-        let cursor = begun.cursor_left;
         job.add_total(self.scrub_bytes(devid, 0));
-        if cursor > 0 {
-            // P3
-            let range = 0..cursor;
-            self.copy_to_twin(
-                devid,
-                &Copied { avoids_source, range, is_known: true },
-                &DeviceScrub::new(),
-                job,
-                found,
-            )?;
-        }
-        let range = cursor..u64::MAX;
-        self.copy_to_twin(devid, &Copied { avoids_source, range, is_known: false }, scrub, job, found)?;
+        self.copy_to_twin(devid, avoids_source, scrub, job, found)?;
         job.check()?;
         self.volumes.check_twin(devid)
     }

@@ -154,11 +154,6 @@ impl DeviceScrub {
         Self::default()
     }
 
-    /// Sets the offset of the device at which the work begins.
-    pub(crate) fn begin_at(&self, offset: u64) {
-        self.state.lock().taken = offset;
-    }
-
     /// Everything below this offset of the device has been checked, or is being checked.
     pub(crate) fn taken(&self) -> u64 {
         self.state.lock().taken
@@ -272,15 +267,6 @@ impl Piece {
     fn end(&self) -> u64 {
         self.offset.saturating_add(self.len_bytes())
     }
-
-    /// Whether it has bytes without checksums.
-    fn has_unverified(&self) -> bool {
-        match &self.kind {
-            PieceKind::Block { .. } => false,
-            PieceKind::Data(csums) => (0..csums.len()).any(|index| csums.get(index).is_none()),
-            PieceKind::Undescribed => true,
-        }
-    }
 }
 
 /// What becomes of bad content.
@@ -292,27 +278,12 @@ pub(super) enum Mode {
     /// other copy is good if `avoids_source` is set.
     Twin {
         avoids_source: bool,
-        /// Whether only content is copied that nothing can verify (P3 of [`super::replace`]).
-        only_unverified: bool,
     },
-}
-
-/// What [`Engine::copy_to_twin`] copies.
-#[derive(Clone, Debug)]
-pub(super) struct Copied {
-    /// Whether the device is read only where no other copy is good.
-    pub(super) avoids_source: bool,
-    /// Offsets on the device.
-    pub(super) range: Range<u64>,
-    /// Whether everything there was copied before, so that only content is copied that nothing can verify.
-    pub(super) is_known: bool,
 }
 
 /// A scrub of a device, shared by its threads.
 struct Work<'w> {
     request: &'w ScrubRequest,
-    /// Nothing is done from this offset of the device on.
-    end: u64,
     mode: Mode,
     scrub: &'w DeviceScrub,
     job: &'w Job,
@@ -358,25 +329,25 @@ impl Engine {
     ) -> Result<()> {
         self.check_not_aborted()?;
         let mode = if request.repair && self.read_only().is_none() { Mode::Repair } else { Mode::Check };
-        let work = Work { request, end: u64::MAX, mode, scrub, job, found };
-        scrub.begin_at(request.start);
+        let work = Work { request, mode, scrub, job, found };
+        scrub.state.lock().taken = request.start;
         // A commit during the scrub writes superblocks, so they are checked first.
         self.scrub_superblocks(&work)?;
         self.go_through(&work)
     }
 
-    /// Copies what is in a range of a device to its twin, and finds bad content as a scrub does.
+    /// Copies everything on a device to its twin, and finds bad content as a scrub does.
     pub(super) fn copy_to_twin(
         &self,
         devid: DevId,
-        copied: &Copied,
+        avoids_source: bool,
         scrub: &DeviceScrub,
         job: &Job,
         found: &(dyn Fn(ScrubFinding) + Sync),
     ) -> Result<()> {
-        let request = ScrubRequest { devid, start: copied.range.start, repair: false };
-        let mode = Mode::Twin { avoids_source: copied.avoids_source, only_unverified: copied.is_known };
-        self.go_through(&Work { request: &request, end: copied.range.end, mode, scrub, job, found })
+        let request = ScrubRequest { devid, start: 0, repair: false };
+        let mode = Mode::Twin { avoids_source };
+        self.go_through(&Work { request: &request, mode, scrub, job, found })
     }
 
     /// Goes through the windows of a device with several threads.
@@ -420,9 +391,6 @@ impl Engine {
         let mut windows = windows.lock();
         let Some((stripe, window)) = windows.next(self, devid) else { return Ok(false) };
         let begin = stripe.physical.0.saturating_add(window.start);
-        if begin >= work.end {
-            return Ok(false);
-        }
         let end = stripe.physical.0.saturating_add(window.end);
         {
             let mut state = work.scrub.state.lock();
@@ -464,9 +432,6 @@ impl Engine {
         if is_copied {
             self.add_undescribed(window.stripe.chunk, &parts, &mut pieces);
         }
-        if matches!(window.work.mode, Mode::Twin { only_unverified: true, .. }) {
-            pieces.retain(Piece::has_unverified);
-        }
         // Gaps are read, but not copied: one may hold a superblock.
         let gap_bytes = if is_copied { 0 } else { GAP_BYTES };
         let mut rest = pieces.as_slice();
@@ -487,7 +452,7 @@ impl Engine {
             window.work.scrub.pace(buf.len() as u64, window.work.job);
             let is_read = match window.work.mode {
                 Mode::Check | Mode::Repair => self.volumes.read_stripe(&window.stripe, start, buf).is_ok(),
-                Mode::Twin { avoids_source, .. } => {
+                Mode::Twin { avoids_source } => {
                     !avoids_source && self.volumes.copy_to_twin(&window.stripe, start, buf).is_ok()
                 }
             };
@@ -717,7 +682,7 @@ impl Engine {
         match window.work.mode {
             Mode::Check => self.volumes.scrub_range(stripe, range, unit_bytes, verify, false, tell),
             Mode::Repair => self.volumes.scrub_range(stripe, range, unit_bytes, verify, true, tell),
-            Mode::Twin { avoids_source, .. } => {
+            Mode::Twin { avoids_source } => {
                 self.volumes.fill_twin(stripe, range, unit_bytes, verify, avoids_source, tell)
             }
         }?;
