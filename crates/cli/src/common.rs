@@ -6,7 +6,7 @@
 //! status of SIGPIPE.
 
 use std::ffi::OsStr;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, BufRead, IsTerminal, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -184,6 +184,14 @@ pub(crate) fn print_err(lines: &str) {
     }
     let lines: Vec<String> = lines.split('\n').map(|line| escaped_line(line.as_bytes())).collect();
     let _ = writeln!(std::io::stderr().lock(), "{}", lines.join("\n"));
+}
+
+/// Asks a question on stderr, and reads the answer from stdin. Everything but `y` and `yes` means no.
+pub(crate) fn is_confirmed(question: &str) -> anyhow::Result<bool> {
+    print_err(question);
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer).context("cannot read the answer")?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
 /// Prints a message of clap. `--help` and `--version` are printed unchanged; an error is printed with its tips, the

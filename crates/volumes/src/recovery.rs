@@ -9,7 +9,7 @@ use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, Superblock};
 
-use crate::superblock::{Unusable, find, fits, read_mirror};
+use crate::superblock::{Unusable, find, fits, read_mirror, write_copy};
 
 /// The copies of a device's superblock.
 #[derive(Clone, Debug)]
@@ -56,10 +56,7 @@ impl SuperCopies {
             });
         }
         for copy in self.bad() {
-            let raw = Superblock { bytenr: copy.offset, ..self.newest.clone() }.encode_with_csum();
-            device
-                .write_at(copy.offset, &raw)
-                .map_err(|source| Error::io("write", device.describe(), copy.offset, raw.len() as u64, source))?;
+            write_copy(device, &self.newest, copy.offset)?;
         }
         device.flush().map_err(|source| Error::io("flush", device.describe(), 0, 0, source))
     }

@@ -108,6 +108,13 @@ fn read_mirror_with(device: &dyn Device, mirror: usize, ignore_flags: bool) -> R
     Ok(superblock)
 }
 
+/// Writes a superblock to this offset of the device, with the address and the checksum that it has there.
+pub(crate) fn write_copy(device: &dyn Device, superblock: &Superblock, offset: u64) -> Result<()> {
+    let raw = Superblock { bytenr: offset, ..superblock.clone() }.encode_with_csum();
+    let written = device.write_at(offset, &raw);
+    written.map_err(|source| Error::io("write", device.describe(), offset, raw.len() as u64, source))
+}
+
 /// Whether a superblock at `offset` fits on a device, by the kernel's rule.
 pub(crate) fn fits(offset: u64, device_len: u64) -> bool {
     offset.saturating_add(SUPERBLOCK_SIZE as u64) < device_len

@@ -22,66 +22,33 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::superblock::{Incompat, SUPERBLOCK_OFFSETS, Superblock, flags};
 use uuid::Uuid;
 
-use crate::superblock::{find, fits};
+use crate::superblock::{find, fits, write_copy};
 
 /// A change of an unmounted filesystem.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Tuning {
     /// The new filesystem id. The id of tree blocks stays.
     pub fsid: Option<Uuid>,
     /// Whether the filesystem becomes a seed, or stops being one.
     pub seeding: Option<bool>,
     /// Features to set, of [`TUNABLE`].
-    pub features: Option<Incompat>,
+    pub features: Incompat,
 }
 
 /// Features that may be set when the filesystem exists, because old and new forms of items stand side by side.
 pub const TUNABLE: Incompat = Incompat::EXTENDED_IREF.union(Incompat::SKINNY_METADATA).union(Incompat::NO_HOLES);
 
-/// Why a filesystem cannot be changed in the wanted way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TuneRefusal {
-    /// It is a seed, or is not one, already.
-    SeedingAlready(bool),
-    /// The id of a seed stays, because sprouts find it by its id.
-    IdOfSeed,
-    /// A filesystem with another id than that of its blocks is no seed, as in btrfs-progs.
-    SeedOfOtherId,
-}
-
 /// Changes all devices of a filesystem durably. The devices must be opened for writing.
 ///
 /// # Errors
 ///
-/// Fails if a device is missing, foreign, damaged or behind the others, if a conversion of another kind was interrupted, or
-/// if writing fails. `Ok(Some(refusal))` means that nothing was written.
-pub fn tune(devices: &[Arc<dyn Device>], tuning: &Tuning) -> Result<Option<TuneRefusal>> {
+/// [`Error::Refused`], and nothing was written, if a device is missing, foreign, damaged or behind the others, if a
+/// conversion of another kind was interrupted, or if the change is not possible; [`Error::Io`].
+pub fn tune(devices: &[Arc<dyn Device>], tuning: &Tuning) -> Result<()> {
     let found: Vec<Superblock> =
         devices.iter().map(|device| Ok(find(device.as_ref(), true)?.superblock)).collect::<Result<_>>()?;
     check_together(&found, devices)?;
-    let is_seed = found.iter().any(|superblock| superblock.flags & flags::SEEDING != 0);
-    if let Some(wanted) = tuning.seeding.filter(|wanted| *wanted == is_seed) {
-        return Ok(Some(TuneRefusal::SeedingAlready(wanted)));
-    }
-    if is_seed && tuning.fsid.is_some() {
-        return Ok(Some(TuneRefusal::IdOfSeed));
-    }
-    if tuning.seeding.is_some() && found.iter().any(|superblock| superblock.fsid != superblock.node_fsid()) {
-        return Ok(Some(TuneRefusal::SeedOfOtherId));
-    }
-    let is_interrupted = found.iter().any(|superblock| superblock.flags & flags::CHANGING_FSID_V2 != 0);
-    if is_interrupted && tuning.fsid.is_none() {
-        return Err(Error::Refused {
-            what: "a change of the filesystem id was interrupted".to_owned(),
-            hint: "complete it first: ubtrfs tune -m DEVICE...",
-        });
-    }
-    if tuning.seeding == Some(true) && found.iter().any(|superblock| superblock.log_root.0 != 0) {
-        return Err(Error::Refused {
-            what: "the filesystem has a log that is not replayed".to_owned(),
-            hint: "mount it once for writing and unmount it, then try again",
-        });
-    }
+    check_possible(&found, tuning)?;
     if tuning.fsid.is_some() && devices.len() > 1 {
         for (device, superblock) in devices.iter().zip(&found) {
             let flagged = superblock.flags | flags::CHANGING_FSID_V2;
@@ -91,12 +58,40 @@ pub fn tune(devices: &[Arc<dyn Device>], tuning: &Tuning) -> Result<Option<TuneR
     for (device, superblock) in devices.iter().zip(&found) {
         write(device.as_ref(), &changed(superblock, tuning))?;
     }
-    Ok(None)
+    Ok(())
+}
+
+/// Checks that the state of the filesystem allows the change.
+fn check_possible(found: &[Superblock], tuning: &Tuning) -> Result<()> {
+    let refuse = |what: &str, hint: &'static str| Err(Error::Refused { what: what.to_owned(), hint });
+    let has = |flag: u64| found.iter().any(|superblock| superblock.flags & flag != 0);
+    match (tuning.seeding, has(flags::SEEDING)) {
+        (Some(true), true) => return refuse("the seeding flag is already set", NOTHING_CHANGED),
+        (Some(false), false) => return refuse("the filesystem has no seeding flag", NOTHING_CHANGED),
+        (None, true) if tuning.fsid.is_some() => {
+            // Its sprouts find it by its UUID.
+            return refuse("cannot set the UUID on a seed device", "end the seeding first: ubtrfs tune -S 0");
+        }
+        _ => {}
+    }
+    if tuning.seeding.is_some() && found.iter().any(|superblock| superblock.fsid != superblock.node_fsid()) {
+        let hint = "give it its first UUID again: ubtrfs tune -M UUID";
+        return refuse("the seeding flag of a filesystem with a changed UUID cannot change", hint);
+    }
+    if has(flags::CHANGING_FSID_V2) && tuning.fsid.is_none() {
+        let hint = "complete it first: ubtrfs tune -m DEVICE...";
+        return refuse("a change of the filesystem id was interrupted", hint);
+    }
+    if tuning.seeding == Some(true) && found.iter().any(|superblock| superblock.log_root.0 != 0) {
+        let hint = "mount it once for writing and unmount it, then try again";
+        return refuse("the filesystem has a log that is not replayed", hint);
+    }
+    Ok(())
 }
 
 fn changed(superblock: &Superblock, tuning: &Tuning) -> Superblock {
     let mut new = superblock.clone();
-    let mut incompat = superblock.incompat() | tuning.features.unwrap_or(Incompat::empty()) & TUNABLE;
+    let mut incompat = superblock.incompat() | tuning.features & TUNABLE;
     if let Some(fsid) = tuning.fsid {
         let of_nodes = superblock.node_fsid();
         incompat.set(Incompat::METADATA_UUID, fsid != of_nodes);
@@ -160,11 +155,10 @@ fn check_together(found: &[Superblock], devices: &[Arc<dyn Device>]) -> Result<(
 fn write(device: &dyn Device, superblock: &Superblock) -> Result<()> {
     let end = superblock.dev_item.total_bytes.min(device.len_bytes());
     for offset in SUPERBLOCK_OFFSETS.into_iter().rev().filter(|offset| fits(*offset, end)) {
-        let raw = Superblock { bytenr: offset, ..superblock.clone() }.encode_with_csum();
-        device
-            .write_at(offset, &raw)
-            .map_err(|source| Error::io("write", device.describe(), offset, raw.len() as u64, source))?;
+        write_copy(device, superblock, offset)?;
         device.flush().map_err(|source| Error::io("flush", device.describe(), 0, 0, source))?;
     }
     Ok(())
 }
+
+const NOTHING_CHANGED: &str = "nothing was changed";

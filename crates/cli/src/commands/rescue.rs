@@ -3,7 +3,7 @@
 //!
 //! I1. Nothing is written unless the filesystem can be opened with the good copy.
 
-use std::io::{BufRead, IsTerminal};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use ubtrfs_volumes::{SuperCopies, SuperCopy};
 
 use super::offline::open_device;
 use super::place::is_same_file;
-use crate::common::{Shown, print_err, print_out};
+use crate::common::{Shown, is_confirmed, print_err, print_out};
 
 /// Repair damage that prevents mounting a filesystem
 #[derive(clap::Args)]
@@ -97,10 +97,7 @@ fn confirm(found: &[(Arc<dyn Device>, SuperCopies)]) -> anyhow::Result<bool> {
             print_err(&format!("{}: the superblock at {}", device.describe(), state(copy)));
         }
     }
-    print_err("Overwrite these superblocks? Their content will be lost. [y/N]");
-    let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer).context("cannot read the answer")?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+    is_confirmed("Overwrite these superblocks? Their content will be lost. [y/N]")
 }
 
 fn list(found: &[(Arc<dyn Device>, SuperCopies)]) -> String {

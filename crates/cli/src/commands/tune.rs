@@ -1,19 +1,19 @@
 //! `ubtrfs tune`, by the name `btrfstune` too: changes of an unmounted filesystem that only its superblocks record.
 //! Options are named as in btrfs-progs.
 
-use std::io::{BufRead, IsTerminal};
-use std::path::{Path, PathBuf};
+use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use ubtrfs_device::{Access, Device};
 use ubtrfs_format::superblock::Incompat;
-use ubtrfs_volumes::{TuneRefusal, Tuning, tune};
+use ubtrfs_volumes::{Tuning, tune};
 use uuid::Uuid;
 
 use super::offline::{open_device, with_members};
-use crate::common::{Shown, print_err, warn};
+use crate::common::{Shown, is_confirmed, warn};
 
 /// Change the UUID, the seeding flag or features of an unmounted filesystem
 #[derive(clap::Args)]
@@ -39,10 +39,10 @@ pub(crate) struct Args {
     /// Store no items for holes of files (feature no-holes)
     #[arg(short = 'n')]
     no_holes: bool,
-    /// Rewrite the UUID in all blocks: not in ubtrfs
+    /// Rewrite the UUID in all blocks, with a random one: not in ubtrfs
     #[arg(short = 'u', hide = true)]
     rewrite: bool,
-    /// The same, with this UUID
+    /// Rewrite the UUID in all blocks, with this one: not in ubtrfs
     #[arg(short = 'U', value_name = "UUID", hide = true)]
     rewrite_to: Option<String>,
     /// Do not ask before a dangerous change
@@ -66,17 +66,15 @@ impl Args {
             Some(other) => bail!("-S {}: give 1 to set the seeding flag, or 0 to clear it", other.shown()),
         };
         Ok(Tuning {
-            fsid: if self.random {
-                Some(Uuid::new_v4())
-            } else {
-                self.metadata_uuid.as_ref().map(given).transpose()?
+            fsid: match self.random {
+                true => Some(Uuid::new_v4()),
+                false => self.metadata_uuid.as_ref().map(given).transpose()?,
             },
             seeding,
             features: features
                 .into_iter()
                 .filter(|(wanted, _)| *wanted)
-                .map(|(_, feature)| feature)
-                .reduce(|a, b| a | b),
+                .fold(Incompat::empty(), |all, (_, one)| all | one),
         })
     }
 }
@@ -88,7 +86,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         );
     }
     let tuning = args.tuning()?;
-    if tuning.fsid.is_none() && tuning.seeding.is_none() && tuning.features.is_none() {
+    if tuning.fsid.is_none() && tuning.seeding.is_none() && tuning.features.is_empty() {
         bail!("at least one option should be specified: -m, -M, -S, -r, -x or -n");
     }
     if tuning.fsid.is_some_and(|fsid| fsid.is_nil()) {
@@ -98,35 +96,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         .iter()
         .map(|path| Ok(Arc::new(open_device(path, Access::ReadWrite)?) as Arc<dyn Device>))
         .collect::<anyhow::Result<Vec<_>>>()?;
-    let first = args.devices.first().map(PathBuf::as_path).unwrap_or(Path::new("")).shown().to_string();
     if tuning.seeding == Some(false) && !args.force {
         warn("this is dangerous, clearing the seeding flag may cause the derived device not to be mountable!");
-        if !confirm()? {
+        let question = "We are going to clear the seeding flag, are you sure? [y/N]:";
+        if !std::io::stdin().is_terminal() || !is_confirmed(question)? {
             bail!("clear seeding flag canceled; give -f to clear it without a question");
         }
     }
-    match tune(&devices, &tuning)? {
-        None => Ok(ExitCode::SUCCESS),
-        Some(TuneRefusal::SeedingAlready(true)) => bail!("seeding flag is already set on {first}; nothing was changed"),
-        Some(TuneRefusal::SeedingAlready(false)) => bail!("{first} has no seeding flag; nothing was changed"),
-        Some(TuneRefusal::SeedOfOtherId) => bail!(
-            "SEED flag cannot be changed on a metadata-uuid changed fs; give it its first UUID again with -M; nothing was changed"
-        ),
-        Some(TuneRefusal::IdOfSeed) => {
-            bail!(
-                "cannot set metadata UUID on a seed device, because its sprouts find it by its UUID; nothing was changed"
-            )
-        }
-    }
-}
-
-/// Asks on the terminal.
-fn confirm() -> anyhow::Result<bool> {
-    if !std::io::stdin().is_terminal() {
-        return Ok(false);
-    }
-    print_err("We are going to clear the seeding flag, are you sure? [y/N]:");
-    let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer).context("cannot read the answer")?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+    tune(&devices, &tuning)?;
+    Ok(ExitCode::SUCCESS)
 }
