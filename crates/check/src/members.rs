@@ -50,8 +50,8 @@ pub(crate) fn find(devices: Vec<Arc<dyn Device>>, sink: &mut Sink<'_>) -> Result
         }
     }
     // I4
-    let has_others = members.iter().any(|member: &Member| member.superblock.dev_item.devid.0 != 0);
-    members.retain(|member| !has_others || member.superblock.dev_item.devid.0 != 0);
+    let has_others = members.iter().any(|member: &Member| !member.superblock.is_replacement_target());
+    members.retain(|member| !has_others || !member.superblock.is_replacement_target());
     let age = |member: &&Member| (member.superblock.generation, member.superblock.log_root.0 != 0);
     // The first member of the newest age.
     let Some(newest) = members.iter().rev().max_by_key(age) else {

@@ -27,9 +27,9 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
-use ubtrfs_format::check_superblock;
 use ubtrfs_format::print::escaped;
 use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use ubtrfs_format::{DevId, check_superblock};
 use uuid::Uuid;
 
 use crate::mounted::loop_file;
@@ -38,7 +38,7 @@ use crate::mounted::loop_file;
 const CANDIDATES_MAX: usize = 65_536;
 
 /// The device id of the new device of a replacement (I8).
-const TARGET_DEVID: u64 = 0;
+const TARGET_DEVID: u64 = DevId::REPLACEMENT_TARGET.0;
 
 /// The devices of a filesystem that were found beside the given ones.
 #[derive(Debug, Default)]

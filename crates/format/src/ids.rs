@@ -47,6 +47,11 @@ newtype!(
     Generation
 );
 
+impl DevId {
+    /// The id of the new device of a replacement that is not complete. Source: observed in superblocks of Linux.
+    pub const REPLACEMENT_TARGET: Self = Self(0);
+}
+
 macro_rules! address {
     ($name:ident, $space:literal) => {
         impl $name {

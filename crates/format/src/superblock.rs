@@ -9,7 +9,7 @@ use crate::codec::{Field, Reader};
 use crate::csum::CsumType;
 use crate::disk_struct;
 use crate::error::FormatError;
-use crate::ids::{Generation, Logical};
+use crate::ids::{DevId, Generation, Logical};
 use crate::item::DevItem;
 
 /// Size of a superblock in bytes.
@@ -45,7 +45,7 @@ pub mod flags {
     pub const SEEDING: u64 = 1 << 32;
     /// An image of the metadata, without data.
     pub const METADUMP: u64 = 1 << 33;
-    /// The same, in another form.
+    /// An image of the metadata in a later form, without data.
     pub const METADUMP_V2: u64 = 1 << 34;
     /// A change of the id in all blocks was interrupted.
     pub const CHANGING_FSID: u64 = 1 << 35;
@@ -298,6 +298,11 @@ impl Superblock {
     /// The checksum type, if it is known.
     pub fn csum_type(&self) -> Option<CsumType> {
         CsumType::from_disk(self.csum_type)
+    }
+
+    /// Whether the device is the new one of a replacement that is not complete. The chunk tree has no item of it.
+    pub fn is_replacement_target(&self) -> bool {
+        self.dev_item.devid == DevId::REPLACEMENT_TARGET
     }
 
     /// The UUID that tree blocks carry.

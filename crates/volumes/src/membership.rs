@@ -26,7 +26,7 @@ use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::node::verify_block;
 use ubtrfs_format::superblock::Superblock;
-use ubtrfs_format::{CsumType, DevId, Generation, Logical};
+use ubtrfs_format::{CsumType, Generation, Logical};
 use uuid::Uuid;
 
 use crate::member::Member;
@@ -61,7 +61,8 @@ impl Membership {
             })?;
             given.push((found, device));
         }
-        let (targets, mut given): (Vec<_>, Vec<_>) = given.into_iter().partition(|(own, _)| is_target(&own.superblock));
+        let (targets, mut given): (Vec<_>, Vec<_>) =
+            given.into_iter().partition(|(own, _)| own.superblock.is_replacement_target());
         leave_out_replaced(&mut given);
         let newest = given.iter().map(|(found, _)| found).max_by_key(|found| found.superblock.generation);
         let Some(newest) = newest.cloned() else {
@@ -130,11 +131,6 @@ impl Membership {
 pub(crate) struct FoundTarget {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) uuid: Uuid,
-}
-
-/// Whether the device is the new one of a replacement (I7).
-fn is_target(own: &Superblock) -> bool {
-    own.dev_item.devid == TARGET_DEVID
 }
 
 /// Chooses the new device of a replacement: the newest one, if several were given.
@@ -295,8 +291,6 @@ fn check_history(own: &Superblock, newest: &Superblock, device: &dyn Device) -> 
     Err(split_brain(&device.describe(), "the newest device", own.generation))
 }
 
-/// The device id of the new device of a replacement, in its superblock. The chunk tree has no item of it.
-pub(crate) const TARGET_DEVID: DevId = DevId(0);
 /// The advice on a device of several that cannot be used.
 const GO_ON_WITHOUT: &str =
     "restore it, or go on without it: leave it out of the command, and use -o degraded; ubtrfs changed nothing";

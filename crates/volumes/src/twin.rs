@@ -45,7 +45,7 @@ use uuid::Uuid;
 use crate::device_change::{RemovedDevice, no_device};
 use crate::io::{BadUnit, DeviceStripe, Mend, Verify};
 use crate::member::Member;
-use crate::membership::{FoundTarget, TARGET_DEVID};
+use crate::membership::FoundTarget;
 use crate::set::Volumes;
 use crate::{signature, superblock};
 
@@ -129,7 +129,7 @@ impl Twin {
                 self.flushed_to.load(Ordering::Acquire) >= self.copied_to.load(Ordering::Acquire),
                 "T6: a commit counts copies that were not flushed"
             );
-            let dev_item = DevItem { devid: TARGET_DEVID, uuid, ..member.item.read().clone() };
+            let dev_item = DevItem { devid: DevId::REPLACEMENT_TARGET, uuid, ..member.item.read().clone() };
             let _noted = self.noted(self.put_superblock(sb, &dev_item, offsets));
         }
         if self.check().is_ok() {

@@ -311,9 +311,8 @@ impl ArrayCuts {
         }
         media.retain(has_superblock);
         // Of a device and its replacement, the newer one counts.
-        let generation = generation_of;
         let devid = |medium: &Medium| primary(medium).map_or(0, |superblock| superblock.dev_item.devid.0);
-        media.sort_by_key(|medium| (devid(medium), std::cmp::Reverse(generation(medium))));
+        media.sort_by_key(|medium| (devid(medium), std::cmp::Reverse(generation_of(medium))));
         media.dedup_by_key(|medium| devid(medium));
         let device = |medium: &Medium| Arc::new(MediumDevice::new(medium.clone())) as Arc<dyn Device>;
         let options = MountOptions { read_only: true, nologreplay: true, ..MountOptions::default() };
@@ -321,7 +320,7 @@ impl ArrayCuts {
         let members = target.fs().space_usage().devices;
         media.retain(|medium| members.iter().any(|member| member.devid.0 == devid(medium)));
         // `btrfs check` takes the sizes from the first one.
-        media.sort_by_key(|medium| std::cmp::Reverse(generation(medium)));
+        media.sort_by_key(|medium| std::cmp::Reverse(generation_of(medium)));
         Ok(media)
     }
 
@@ -389,7 +388,7 @@ fn generation_of(medium: &Medium) -> u64 {
 
 /// Whether a medium is the new device of a replacement.
 fn is_target(medium: &Medium) -> bool {
-    has_superblock(medium) && primary(medium).is_some_and(|superblock| superblock.dev_item.devid.0 == 0)
+    has_superblock(medium) && primary(medium).is_some_and(|superblock| superblock.is_replacement_target())
 }
 
 /// Whether the last replacement is complete.
@@ -397,7 +396,7 @@ fn is_replaced(fs: &Fs) -> Result<bool> {
     Ok(fs.last_replacement()?.is_some_and(|item| item.replace_state == DevReplaceItem::FINISHED))
 }
 
-/// What the trees on these devices tell of the last replacement.
+/// The record of the last replacement in the trees on these devices.
 fn last_replacement(media: &[Medium]) -> Result<Option<DevReplaceItem>> {
     let device = |medium: &Medium| Arc::new(MediumDevice::new(medium.clone())) as Arc<dyn Device>;
     let options = MountOptions { read_only: true, nologreplay: true, ..MountOptions::default() };
