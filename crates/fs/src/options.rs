@@ -100,7 +100,8 @@ pub struct MountOptions {
     pub notreelog: bool,
     /// Do not replay a tree log, so the mount shows the last commit. For read-only mounts.
     pub nologreplay: bool,
-    /// What is ignored of a damaged filesystem. All but [`Rescue::use_backup_root`] need [`Self::read_only`].
+    /// What opening a damaged filesystem passes over. [`Self::read_only`] is required, but not by
+    /// [`Rescue::use_backup_root`].
     pub rescue: Rescue,
     /// Do not resume an interrupted balance.
     pub skip_balance: bool,

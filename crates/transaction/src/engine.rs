@@ -62,7 +62,7 @@ pub struct OpenOptions {
     /// Whether the caller replays a log ([`Engine::take_log`]) before any other work. Without a replay, a filesystem
     /// with a log opens read-only.
     pub replay_log: bool,
-    /// What is ignored of a damaged filesystem.
+    /// What opening a damaged filesystem passes over. All but [`Rescue::use_backup_root`] require `read_only`.
     pub rescue: Rescue,
 }
 

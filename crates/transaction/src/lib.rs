@@ -22,7 +22,7 @@
 //! Modules outside of this order:
 //!
 //! - `engine`, `open`: the type [`Engine`], and opening a filesystem.
-//! - `rescue`: what is ignored when a damaged filesystem is opened.
+//! - `rescue`: what opening a damaged filesystem passes over.
 //! - `commit_state`: the commit lock and the last superblock, which all modules use.
 //! - `lock_rank`: locks that check their order in debug builds.
 //! - `job`: progress of long operations, and requests to pause or cancel them.

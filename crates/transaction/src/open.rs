@@ -38,7 +38,10 @@ impl Engine {
     /// extent or block group, free space, log) is corrupt or unreadable, and if the tree with the block groups or the
     /// extent tree is missing.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Arc<Self>> {
-        options.rescue.check(options.read_only)?;
+        assert!(
+            options.read_only || !options.rescue.needs_read_only(),
+            "R1 of rescue: damage is ignored only for reading"
+        );
         let loaded = Loaded::of(devices, &options, options.memory_part(CACHE_PART))?;
         let Loaded { volumes, store, geometry, chunk_tree_uuid, mut superblock, trees, mut refusal, replacement } =
             loaded;

@@ -8,11 +8,10 @@
 //! - R2. An option changes nothing where nothing is damaged: each ignored check is made first, and what is good according
 //!   to it is preferred.
 
-use ubtrfs_error::{Error, Result};
 use ubtrfs_format::Generation;
 use ubtrfs_format::superblock::{RootBackup, Superblock};
 
-/// What a damaged filesystem is opened with.
+/// What opening a damaged filesystem passes over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rescue {
     /// `usebackuproot`: if the trees of the last commit cannot be read, use those of an earlier one.
@@ -41,21 +40,6 @@ impl Rescue {
     /// Whether the filesystem may only be read with these options (R1).
     pub fn needs_read_only(&self) -> bool {
         self.ignore_bad_roots || self.ignore_data_csums || self.ignore_meta_csums || self.ignore_super_flags
-    }
-
-    /// Refuses options that need a read-only caller (R1).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Refused`].
-    pub(crate) fn check(&self, read_only: bool) -> Result<()> {
-        if read_only || !self.needs_read_only() {
-            return Ok(());
-        }
-        Err(Error::Refused {
-            what: "a filesystem whose damage is ignored is not written".to_owned(),
-            hint: "open it read-only: -o ro,rescue=...",
-        })
     }
 }
 
