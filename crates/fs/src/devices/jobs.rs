@@ -39,25 +39,19 @@ impl<T> Default for DeviceJobs<T> {
 
 impl<T> DeviceJobs<T> {
     pub(crate) fn begin(&self, about: T) -> ActiveJob<&Self, T> {
-        let own = Arc::new(DeviceJob { job: Job::new(), about });
-        self.running.lock().push(Arc::clone(&own));
-        ActiveJob { jobs: self, own }
+        ActiveJob { jobs: self, own: add(&mut self.running.lock(), about) }
     }
 
     /// Begins a job of a thread of its own.
     pub(crate) fn begin_shared(self: &Arc<Self>, about: T) -> ActiveJob<Arc<Self>, T> {
-        let own = Arc::new(DeviceJob { job: Job::new(), about });
-        self.running.lock().push(Arc::clone(&own));
-        ActiveJob { jobs: Arc::clone(self), own }
+        ActiveJob { jobs: Arc::clone(self), own: add(&mut self.running.lock(), about) }
     }
 
     /// Begins a job if `check` allows it beside each of the others.
     pub(crate) fn begin_beside(&self, about: T, check: impl Fn(&T) -> Result<()>) -> Result<ActiveJob<&Self, T>> {
         let mut running = self.running.lock();
         running.iter().try_for_each(|other| check(&other.about))?;
-        let own = Arc::new(DeviceJob { job: Job::new(), about });
-        running.push(Arc::clone(&own));
-        Ok(ActiveJob { jobs: self, own })
+        Ok(ActiveJob { jobs: self, own: add(&mut running, about) })
     }
 
     /// The jobs, the first one first.
@@ -75,6 +69,12 @@ impl<T> DeviceJobs<T> {
         }
         !cancelled.is_empty()
     }
+}
+
+fn add<T>(running: &mut Vec<Arc<DeviceJob<T>>>, about: T) -> Arc<DeviceJob<T>> {
+    let own = Arc::new(DeviceJob { job: Job::new(), about });
+    running.push(Arc::clone(&own));
+    own
 }
 
 impl<J, T> std::ops::Deref for ActiveJob<J, T>
