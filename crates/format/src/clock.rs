@@ -4,7 +4,6 @@
 //! specification of `SOURCE_DATE_EPOCH` (reproducible-builds.org).
 
 use std::sync::OnceLock;
-use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 use uuid::{Builder, Uuid};
@@ -25,18 +24,10 @@ pub fn fixed_clock() -> Option<Timespec> {
     FIXED.get().copied()
 }
 
-/// The fixed time, or the time of the system clock.
-pub(crate) fn now() -> Timespec {
-    fixed_clock().unwrap_or_else(|| SystemTime::now().into())
-}
-
 /// A UUID for a thing of the filesystem `fsid`: a random one, or with a fixed clock one that follows from `fsid` and the
 /// name of the thing.
 pub fn new_uuid(fsid: &Uuid, thing: &str) -> Uuid {
-    if FIXED.get().is_none() {
-        return Uuid::new_v4();
-    }
-    derived(fsid, thing)
+    if FIXED.get().is_some() { derived(fsid, thing) } else { Uuid::new_v4() }
 }
 
 /// The first bytes of SHA-256 over the id and the name, in the form of a random UUID.

@@ -21,8 +21,8 @@
 //! - G3. The kernel keeps the names of a listing, and answers the next listing of any program from them, without
 //!   attributes. So after some lookups in a directory that was listed by name alone, the kernel is told to forget the
 //!   list of names, and with it those of other directories that were listed so ([`Listings::looked_up`]).
-//! - G4. What is remembered is limited ([`CALLERS_MAX`], [`DIRS_MAX`]), and only a matter of speed: an entry without
-//!   attributes is looked up by the kernel as any other name.
+//! - G4. The memory is bounded ([`CALLERS_MAX`], [`DIRS_MAX`]). It decides only about speed: the kernel looks up an entry
+//!   without attributes as any other name.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -4,6 +4,7 @@ use std::time::SystemTime;
 
 use bitflags::bitflags;
 
+use crate::clock::fixed_clock;
 use crate::codec::{Field, Reader};
 use crate::disk_struct;
 use crate::error::FormatError;
@@ -61,9 +62,9 @@ disk_struct! {
 }
 
 impl Timespec {
-    /// The time of the system clock, or the one that [`fix_clock`](crate::clock::fix_clock) set.
+    /// The time that [`fix_clock`](crate::clock::fix_clock) set, or that of the system clock.
     pub fn now() -> Self {
-        crate::clock::now()
+        fixed_clock().unwrap_or_else(|| SystemTime::now().into())
     }
 }
 

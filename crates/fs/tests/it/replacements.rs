@@ -206,7 +206,7 @@ fn a_replacement_without_its_new_device_is_suspended() {
             fill(&fs, 2);
             fs.close().unwrap();
             drop(fs);
-            // What the new device has is old now, so it is copied anew.
+            // The new device missed writes, so the cursor is 0.
             let item = state(&array);
             assert_eq!((item.replace_state, item.cursor_left), (DevReplaceItem::SUSPENDED, 0));
             let fs = array.open();

@@ -68,7 +68,7 @@ pub const OF_MOUNT_POINT: &[MountOption] = &[
     option("nodev, nosuid, noexec, dirsync", "enforced by the kernel; nodev and nosuid are the default with --sandbox"),
     option("fsname=NAME", "the device that the table of mounts shows (the image)"),
     option("memory=SIZE", "memory of the server, as --memory"),
-    option("threads=4", "threads that take requests from /dev/fuse, 1 to 64 (4)"),
+    option("threads=N", "threads that take requests from /dev/fuse, 1 to 64 (4)"),
     option("writeback_cache", "the kernel collects small writes; a lack of space is reported only at fsync and close"),
     option("noio_uring", "take requests from /dev/fuse, not through io_uring"),
     option("idle_poll=auto|on|off", "keep an idle processor awake while many requests arrive (auto)"),
@@ -101,6 +101,7 @@ mod tests {
     #[test]
     fn every_listed_option_is_parsed() {
         let given = [
+            ("threads=N", "threads=4"),
             ("METHOD:LEVEL", "zstd:3"),
             ("PATH", "/x"),
             ("ID", "5"),
@@ -108,7 +109,7 @@ mod tests {
             ("SECONDS", "5"),
             ("PERCENT", "10"),
             ("NAME", "x"),
-            ("SIZE", "200M"),
+            ("=SIZE", "=200M"),
             ("auto|on|off", "on"),
         ];
         for name in OF_BTRFS.iter().chain(OF_MOUNT_POINT).flat_map(|option| option.names.split(", ")) {
