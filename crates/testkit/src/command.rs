@@ -20,7 +20,7 @@ pub fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) ->
     };
     for _ in 0..DEAD_MOUNT_TRIES {
         match once() {
-            Err(error) if program == "mkfs.btrfs" && error.to_string().contains(DEAD_MOUNT) => {
+            Err(error) if program == "mkfs.btrfs" && DEAD_MOUNT.iter().any(|text| error.to_string().contains(text)) => {
                 std::thread::sleep(Duration::from_millis(100));
             }
             done => return done,
@@ -29,8 +29,8 @@ pub fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) ->
     once()
 }
 
-/// The text of the error of a path in a mount whose server is dead.
-const DEAD_MOUNT: &str = "Transport endpoint is not connected";
+/// The texts of the errors of a path in a mount whose server is dead, or dies during the request.
+const DEAD_MOUNT: [&str; 2] = ["Transport endpoint is not connected", "Software caused connection abort"];
 const DEAD_MOUNT_TRIES: u32 = 100;
 
 /// Works like `run`, with bytes for the tool's standard input.
