@@ -15,6 +15,7 @@ use ubtrfs_device::Device;
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 
 use crate::LoopArray;
+use crate::command::untroubled;
 
 /// Fails with the checkers' output unless `btrfs check` and [`second_opinion`] find the filesystem clean.
 pub fn btrfs_check(image: &Path) -> Result<()> {
@@ -100,20 +101,16 @@ fn opinion_but_on(images: &[impl AsRef<Path>], none_of: &[Code]) -> Result<()> {
 
 /// Runs `btrfs check` with these arguments. Returns whether the program succeeded, and its output.
 pub fn btrfs_check_output(image: &Path, args: &[&str]) -> Result<(bool, String)> {
-    // Before it checks, btrfs-progs looks at the loop devices of all mounts. It gives up if another program removes one
-    // of them meanwhile.
-    const RACE: &str = "could not check mount status: No such device";
-    let mut attempts = 0;
-    loop {
-        let mut command = Command::new("btrfs");
-        let output = command.arg("check").args(args).arg(image).env("LC_ALL", "C").output();
-        let output = output.context("cannot start btrfs check")?;
-        let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        attempts += 1;
-        if output.status.success() || attempts == 10 || !text.contains(RACE) {
-            return Ok((output.status.success(), text));
-        }
-    }
+    untroubled(
+        || -> Result<(bool, String)> {
+            let mut command = Command::new("btrfs");
+            let output = command.arg("check").args(args).arg(image).env("LC_ALL", "C").output();
+            let output = output.context("cannot start btrfs check")?;
+            let said = [output.stdout, output.stderr].map(|part| String::from_utf8_lossy(&part).into_owned()).concat();
+            Ok((output.status.success(), said))
+        },
+        |done| done.as_ref().map(|(_, text)| text.clone()).unwrap_or_default(),
+    )
 }
 
 /// Referenced and exclusive bytes of each quota group, by the group's id.

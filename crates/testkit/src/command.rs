@@ -7,31 +7,44 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-/// Runs a tool. Returns the tool's standard output, or an error with the tool's status and all of its output.
-///
-/// mkfs.btrfs looks at every mount, and fails while the server of one is dead. Another test may have killed it, so
-/// mkfs.btrfs is tried again.
+/// Runs a tool. Returns the tool's standard output, or an error with the tool's status and all of its output. A tool of
+/// btrfs-progs that met a dying mount or loop device ([`untroubled`]) is run again.
 pub fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Result<String> {
     let args: Vec<S> = args.into_iter().collect();
-    let once = || {
-        let mut command = Command::new(program);
-        command.args(&args).stdin(Stdio::null());
-        finish(command, None)
-    };
-    for _ in 0..DEAD_MOUNT_TRIES {
-        match once() {
-            Err(error) if program == "mkfs.btrfs" && DEAD_MOUNT.iter().any(|text| error.to_string().contains(text)) => {
-                std::thread::sleep(Duration::from_millis(100));
-            }
-            done => return done,
-        }
-    }
-    once()
+    untroubled(
+        || {
+            let mut command = Command::new(program);
+            command.args(&args).stdin(Stdio::null());
+            finish(command, None)
+        },
+        |done| done.as_ref().err().map(ToString::to_string).unwrap_or_default(),
+    )
 }
 
-/// The texts of the errors of a path in a mount whose server is dead, or dies during the request.
-const DEAD_MOUNT: [&str; 2] = ["Transport endpoint is not connected", "Software caused connection abort"];
-const DEAD_MOUNT_TRIES: u32 = 100;
+/// Runs a tool of btrfs-progs again as long as its output, which is the result's text, says that it could not look at
+/// all mounts of the machine.
+///
+/// Before they begin, mkfs.btrfs, btrfstune and `btrfs check` look at every mount and its loop device. They give up if
+/// the server of one is dead, or if another test removes one meanwhile. They have changed nothing then.
+pub(crate) fn untroubled<T>(run: impl Fn() -> T, text: impl Fn(&T) -> String) -> T {
+    for _ in 0..TROUBLED_TRIES {
+        let done = run();
+        let text = text(&done);
+        if !TROUBLE.iter().any(|errors| errors.iter().all(|part| text.contains(part))) {
+            return done;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    run()
+}
+
+/// The errors of a mount or a loop device that ends, each with the texts that btrfs-progs prints.
+const TROUBLE: [[&str; 2]; 3] = [
+    ["mount status", "Transport endpoint is not connected"],
+    ["mount status", "Software caused connection abort"],
+    ["mount status", "No such device"],
+];
+const TROUBLED_TRIES: u32 = 100;
 
 /// Works like `run`, with bytes for the tool's standard input.
 pub fn run_with_input<S: AsRef<OsStr>>(
