@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use ubtrfs_transaction::{BackgroundWork, DirtyData, Flusher, Job, Reclaim};
 
 use crate::inode::extent_users::wait_for_extent_users;
+use crate::writeback::delalloc::IN_PLACE;
 use crate::writeback::no_flush::NoFlush;
 use crate::{Error, Fs};
 
@@ -32,7 +33,12 @@ impl Flusher for Fs {
     fn with_space_for_all_data(&self, close: &mut dyn FnMut() -> ubtrfs_error::Result<()>) -> ubtrfs_error::Result<()> {
         let _unreserved = self.data.unreserved.write();
         for inode in self.data.queued() {
-            if inode.state.read().data.unreserved_bytes() > 0 {
+            let needs_space = {
+                let state = inode.state.read();
+                // A batch may have taken data without a reservation, and may not have looked at its extents yet.
+                state.data.unreserved_bytes() > 0 || (state.has_flags(IN_PLACE) && state.data.has_writeback())
+            };
+            if needs_space {
                 self.flush_inode(&inode, 0..u64::MAX).map_err(for_engine)?;
             }
         }

@@ -395,10 +395,10 @@ impl Fs {
         result?;
         for (job, (units, start_failed)) in jobs.iter_mut().flatten().filter(|job| job.inline.is_none()).zip(written) {
             if job.has_unreserved {
-                // The job may have got the space of other data, and data in place used none of it.
-                let in_place = units.iter().filter(|unit| !unit.is_new());
-                let unused = in_place.map(|unit| unit.range.end - unit.range.start).sum::<u64>().min(job.promised);
-                job.reservation = Some(reservation.split(unused));
+                // The job may have got the space of other data, and data in place used none of it. The rest of
+                // `reservation` belongs to other jobs.
+                let new = units.iter().filter(|unit| unit.is_new()).map(|unit| unit.range.end - unit.range.start);
+                job.reservation = Some(reservation.split(job.promised.saturating_sub(new.sum())));
             }
             (job.units, job.start_failed) = (units, start_failed);
         }
@@ -660,7 +660,10 @@ const FEW_ITEMS: usize = 16;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use ubtrfs_device::{Device, MemoryDevice};
+    use ubtrfs_transaction::Flusher;
 
     use super::*;
     use crate::file::extent_map::ExtentKind;
@@ -691,6 +694,40 @@ mod tests {
         fs.close().unwrap();
         let fs = open();
         assert_eq!(fs.read(id, 0, 4096).unwrap(), content);
+        fs.close().unwrap();
+    }
+
+    /// Extents count as shared once `close` has run, and a batch that was prepared before would find no space for its
+    /// data then.
+    #[test]
+    fn data_that_a_batch_writes_in_place_is_awaited_before_its_extents_count_as_shared() {
+        let device = Arc::new(MemoryDevice::new(128 << 20));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let fs = Fs::open(vec![device as Arc<dyn Device>], MountOptions::default()).unwrap();
+        let id = fs.create(fs.root(), b"file", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        fs.fallocate(id, 0, 64 << 10, crate::FallocateMode::empty()).unwrap();
+        fs.write(id, 0, &[1; 64 << 10]).unwrap();
+        let inode = fs.inode(id).unwrap();
+        let (guard, mut state) = lock_for_batch(&inode, Wait::ForAll).unwrap();
+        let job = fs.prepare(&inode, &mut state, 0..u64::MAX, BATCH_BYTES, guard, true).unwrap();
+        assert!(job.in_place && state.data.unreserved_bytes() == 0, "all of it is under writeback");
+        drop(state);
+        let is_closed = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let closer = scope.spawn(|| {
+                fs.with_space_for_all_data(&mut || {
+                    is_closed.store(true, Ordering::SeqCst);
+                    Ok(())
+                })
+            });
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            assert!(!is_closed.load(Ordering::SeqCst), "the batch still writes");
+            let mut jobs = [Some(job)];
+            fs.write_writable(&mut jobs, &mut BatchResult::default());
+            let [Some(job)] = jobs else { panic!("the data was not written") };
+            fs.finish(job).unwrap();
+            closer.join().unwrap().unwrap();
+        });
         fs.close().unwrap();
     }
 }
