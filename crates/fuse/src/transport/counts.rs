@@ -51,6 +51,11 @@ impl RequestCounts {
         counts
     }
 
+    /// Time between wake-up and running of all threads so far. Takes some microseconds.
+    pub(super) fn waited(&self) -> Duration {
+        Duration::from_nanos(self.0.lock().iter().map(|thread| thread.turns()[0]).sum())
+    }
+
     /// All counts as text for Prometheus.
     pub fn text(&self) -> String {
         prometheus_text(&self.metrics())

@@ -68,7 +68,8 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, counts: &ThreadCounts, joined: Opti
         let len = if error == 0 { reply.len() } else { 0 };
         send(shared.device.as_fd(), header.unique, error, &body[..len])?;
         if joined.is_some() {
-            shared.placement.note_request(&mut share, header.pid, || shared.handler.processor_of(header.pid));
+            let of_client = || shared.handler.processor_of(header.pid);
+            shared.placement.note_request(&mut share, header.pid, of_client, || shared.counts.waited());
         }
         if header.opcode == opcode::DESTROY || !shared.dev.goes_on() {
             return Ok(());

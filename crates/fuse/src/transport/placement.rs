@@ -8,7 +8,9 @@
 //!
 //! ```text
 //!   Idle --a dense window of one client--> Trial --both modes twice--> Stay --its end, or slow windows--> Trial
-//!    ^------------------- a sparse window, or one of many clients -----------/
+//!    |                                                                      ^ |
+//!    +--- a crowded window of one client -----------------------------------+ |
+//!    ^------------------- a sparse window, or one of many clients ------------/
 //! ```
 //!
 //! - L1. A window is [`WINDOW`] requests. While requests are sparse, or come from several threads of clients, the
@@ -18,13 +20,17 @@
 //!   are gathered: threads that were gathered stay together for a while when they are spread, so a trial shows less of
 //!   the gain than there is. If a few windows in a row are much slower than the trial was, the next trial begins. The
 //!   first window after a move is not judged, nor is one whose end was missed, or which began before its threads were
-//!   moved.
+//!   moved. A trial in which one mode is [`CLEAR`] times as fast ends after one judged window of each.
 //! - L3. Threads are gathered where the client of the last request ran, and follow it. The client is looked up without
 //!   a lock: the lookup may ask the helper process, which may be waiting for the server.
 //! - L4. A thread that steps aside may run on every processor, and so may the threads that it starts.
 //! - L5. "Every processor" is what the process may use at that moment: the affinity of its first thread and of the
 //!   thread that serves, neither of which is ever moved. A thread whose affinity another program has changed is left
 //!   alone, so no thread ever gets more processors than the process has.
+//! - L6. A window that takes long because the threads waited for a processor is not sparse but *crowded*: other programs
+//!   use the processors. Then a thread that is woken on another processor than the client's waits until a program there
+//!   has used up its time slice, and on the client's processor it runs as soon as the client waits. So threads are
+//!   gathered without a trial.
 
 use std::fmt::{self, Debug, Formatter};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -98,6 +104,8 @@ struct State {
     began: Instant,
     /// Whether the threads were where `judge` wants them when the window began.
     is_in_place: bool,
+    /// How long the threads had waited for processors at the end of the last long window.
+    waited: Duration,
     /// The threads that are not aside.
     threads: Vec<Member>,
     /// The processor on which the threads are gathered.
@@ -164,6 +172,7 @@ impl Placement {
             window: 0,
             began: Instant::now(),
             is_in_place: false,
+            waited: Duration::ZERO,
             threads: Vec::new(),
             gathered: None,
         };
@@ -181,8 +190,14 @@ impl Placement {
     }
 
     /// Counts a request of a client that the calling thread answered. `own` is of the calling thread; `of_client` finds
-    /// the processor of the client.
-    pub(super) fn note_request(&self, own: &mut Share, client: u32, of_client: impl FnOnce() -> Option<usize>) {
+    /// the processor of the client, and `waited` how long all threads have waited for processors so far.
+    pub(super) fn note_request(
+        &self,
+        own: &mut Share,
+        client: u32,
+        of_client: impl FnOnce() -> Option<usize>,
+        waited: impl FnOnce() -> Duration,
+    ) {
         // The kernel itself sends RELEASE and writeback, in the name of no client.
         if own.nr_of_clients == 0 {
             own.client = client;
@@ -204,7 +219,7 @@ impl Placement {
         let nr = self.nr_requests.fetch_add(SHARE, Ordering::Relaxed) + SHARE;
         if nr.is_multiple_of(WINDOW) {
             let is_lone = self.nr_mixed.swap(0, Ordering::Relaxed) <= MIXED_MAX;
-            self.window_ended(nr / WINDOW, is_lone, of_client);
+            self.window_ended(nr / WINDOW, is_lone, of_client, waited);
         }
     }
 
@@ -282,12 +297,22 @@ impl Placement {
         Some(if both.count() > 0 { both } else { serving })
     }
 
-    fn window_ended(&self, window: u64, is_lone: bool, of_client: impl FnOnce() -> Option<usize>) {
+    fn window_ended(
+        &self,
+        window: u64,
+        is_lone: bool,
+        of_client: impl FnOnce() -> Option<usize>,
+        waited: impl FnOnce() -> Duration,
+    ) {
         let Some(mut state) = self.state.try_lock() else { return };
         let now = Instant::now();
+        let took = now - state.began;
+        let is_crowded = took > SPARSE && {
+            let before = std::mem::replace(&mut state.waited, waited());
+            state.waited.saturating_sub(before) * CROWDED >= took
+        };
         if state.is_in_place && state.window + 1 == window {
-            let took = now - state.began;
-            state.judge.note(took, is_lone);
+            state.judge.note(took, is_lone, is_crowded);
         }
         (state.window, state.began, state.is_in_place) = (window, now, true);
         match state.judge.mode() {
@@ -407,17 +432,22 @@ pub(crate) fn set_affinity(thread: Option<Pid>, processors: &CpuSet) -> bool {
 }
 
 impl Judge {
-    /// Learns the time of a window, and whether one client made nearly all of its requests.
-    fn note(&mut self, took: Duration, is_lone: bool) {
-        if took > SPARSE || !is_lone {
+    /// Learns the time of a window, whether one client made nearly all of its requests, and whether it was crowded (L6).
+    fn note(&mut self, took: Duration, is_lone: bool, is_crowded: bool) {
+        if !is_lone || took > SPARSE && !is_crowded {
             self.phase = Phase::Idle;
+            return;
+        }
+        if is_crowded && matches!(self.phase, Phase::Idle) {
+            self.winner = Mode::Gathered;
+            self.phase = Phase::Stay { left: STAY_CROWDED, usual: took, nr_slow: 0 };
             return;
         }
         match &mut self.phase {
             Phase::Idle => self.phase = Phase::Trial(Vec::with_capacity(NR_TRIALS)),
             Phase::Trial(times) => {
                 times.push(took);
-                if times.len() == NR_TRIALS {
+                if times.len() == NR_TRIALS || is_clear(times) {
                     self.decide();
                 }
             }
@@ -467,6 +497,12 @@ impl Judge {
     }
 }
 
+/// Whether the first half of a trial shows which mode is faster (L2).
+fn is_clear(times: &[Duration]) -> bool {
+    let [_, gathered, _, spread] = times else { return false };
+    *gathered > *spread * CLEAR || *spread > *gathered * CLEAR
+}
+
 impl Mode {
     /// How many windows the winner of a trial stays at least. To be spread by mistake costs more.
     fn stay_min(self) -> u32 {
@@ -495,6 +531,13 @@ const NR_TRIALS: usize = 8;
 const MARGIN: u32 = 6;
 /// The winner of a trial stays for at most so many windows; their number doubles while the same mode wins.
 const STAY_MAX: u32 = 2048;
+/// A trial ends early if one mode is more than so many times as fast.
+const CLEAR: u32 = 8;
+/// A window is crowded if the threads waited for processors for at least one `CROWDED`th of its time. The client waits
+/// as long as they do.
+const CROWDED: u32 = 4;
+/// How many windows threads stay gathered after a crowded one.
+const STAY_CROWDED: u32 = 1024;
 /// The number of windows after which gathered threads look where the client runs.
 const LOOK: u32 = 32;
 /// So many windows in a row that take half as long again as in the trial begin a new trial.
@@ -511,7 +554,7 @@ mod tests {
         for _ in 0..nr {
             let is_gathered = judge.mode() == Mode::Gathered;
             nr_gathered += u32::from(is_gathered);
-            judge.note(Duration::from_millis(if is_gathered { gathered } else { spread }), true);
+            judge.note(Duration::from_millis(if is_gathered { gathered } else { spread }), true, false);
         }
         nr_gathered
     }
@@ -541,15 +584,16 @@ mod tests {
         let mut judge = new();
         run(&mut judge, 100, [2, 5]);
         for _ in 0..100 {
-            judge.note(Duration::from_millis(2), false);
+            judge.note(Duration::from_millis(2), false, false);
             assert_eq!(judge.mode(), Mode::Spread, "L1");
         }
         let placement = Placement::new(Mover::default());
         placement.started(&std::thread::current());
         let mut own = Share::default();
         let mut judged = |clients: [u32; 2]| {
-            (0..2 * WINDOW)
-                .for_each(|nr| placement.note_request(&mut own, clients[usize::from(nr % 37 > 30)], || None));
+            (0..2 * WINDOW).for_each(|nr| {
+                placement.note_request(&mut own, clients[usize::from(nr % 37 > 30)], || None, || Duration::ZERO)
+            });
             std::mem::replace(&mut placement.state.lock().judge.phase, Phase::Idle)
         };
         assert!(matches!(judged([7, 8]), Phase::Idle));
@@ -563,6 +607,48 @@ mod tests {
         run(&mut judge, 5000, [2, 5]);
         assert!(run(&mut judge, 200, [8, 3]) < 50, "L2: now spread is better");
         assert_eq!(judge.mode(), Mode::Spread);
+    }
+
+    #[test]
+    fn threads_are_gathered_if_other_programs_make_them_wait() {
+        let mut judge = new();
+        judge.note(Duration::from_millis(400), true, true);
+        assert_eq!(judge.mode(), Mode::Gathered, "L6");
+        judge.note(Duration::from_millis(400), true, false);
+        assert_eq!(judge.mode(), Mode::Spread, "L1: the client itself was slow");
+        judge.note(Duration::from_millis(400), false, true);
+        assert_eq!(judge.mode(), Mode::Spread, "L1: many clients");
+        // A trial begins at last, and ends soon if spread threads wait.
+        judge.note(Duration::from_millis(400), true, true);
+        let mut nr_spread = 0;
+        for _ in 0..3000 {
+            let is_gathered = judge.mode() == Mode::Gathered;
+            nr_spread += u32::from(!is_gathered);
+            judge.note(Duration::from_millis(if is_gathered { 3 } else { 400 }), true, !is_gathered);
+        }
+        assert!((2..20).contains(&nr_spread), "L2: {nr_spread}");
+    }
+
+    #[test]
+    fn a_long_window_in_which_threads_waited_is_crowded() {
+        let Some(all) = two_processors() else { return };
+        let last = last_of(&all);
+        for (waits_ms, expected) in [(0, all), (1000, only(last))] {
+            let placement = Placement::new(Mover::default());
+            placement.started(&std::thread::current());
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let _joined = placement.join();
+                    let mut share = Share::default();
+                    for round in 1..=2 {
+                        std::thread::sleep(SPARSE);
+                        let waited = || Duration::from_millis(waits_ms * round);
+                        (0..WINDOW).for_each(|_| placement.note_request(&mut share, 7, || Some(last), waited));
+                    }
+                    assert_eq!(own(), expected, "L6");
+                });
+            });
+        }
     }
 
     fn own() -> CpuSet {
@@ -598,7 +684,7 @@ mod tests {
                 let joined = placement.join();
                 let mut own = Share::default();
                 work(&joined, &mut |client| {
-                    (0..WINDOW).for_each(|_| placement.note_request(&mut own, 7, || Some(client)));
+                    (0..WINDOW).for_each(|_| placement.note_request(&mut own, 7, || Some(client), || Duration::ZERO));
                 });
             });
         });
@@ -645,7 +731,7 @@ mod tests {
                 let mut own_count = Share::default();
                 for _ in 0..3 {
                     let nr = (0..2 * WINDOW + 10).filter(|_| {
-                        placement.note_request(&mut own_count, 7, || Some(last));
+                        placement.note_request(&mut own_count, 7, || Some(last), || Duration::ZERO);
                         own() == only(last)
                     });
                     assert!(nr.count() > 0, "gathered");
@@ -671,8 +757,10 @@ mod tests {
             scope.spawn(|| {
                 let joined = placement.join();
                 let mut own_count = Share::default();
-                let mut window =
-                    |client| (0..WINDOW).for_each(|_| placement.note_request(&mut own_count, 7, || Some(client)));
+                let mut window = |client| {
+                    (0..WINDOW)
+                        .for_each(|_| placement.note_request(&mut own_count, 7, || Some(client), || Duration::ZERO))
+                };
                 window(last);
                 window(last);
                 assert_eq!(own(), only(last));
