@@ -11,6 +11,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -193,6 +196,7 @@ fn measure<T: Target>(args: &Args, params: &Params, target: &T) -> Result<RunRes
         machine::read_into_cache(archive)?;
     }
     let base = target.child(&target.root()?, BASE)?;
+    let busy = BusyThreads::start(params.busy)?;
     let mark = CpuMark::now(args.server_pid);
     let started = Instant::now();
     let work = args.workload.measure(target, params, &base)?;
@@ -200,6 +204,7 @@ fn measure<T: Target>(args: &Args, params: &Params, target: &T) -> Result<RunRes
     target.sync()?;
     let seconds = started.elapsed().as_secs_f64();
     let cpu = mark.elapsed();
+    drop(busy);
     let mut result = result(args.workload, params, &work)?;
     let (seconds, worked) = work.timed.map_or((seconds, worked), |timed| (timed.as_secs_f64(), timed.as_secs_f64()));
     (result.seconds, result.work_seconds, result.sync_seconds) = (seconds, worked, seconds - worked);
@@ -207,6 +212,38 @@ fn measure<T: Target>(args: &Args, params: &Params, target: &T) -> Result<RunRes
     result.engine = target.engine_metrics();
     result.set_rates();
     Ok(result)
+}
+
+/// Threads that do nothing but use processors, until this is dropped. Their time counts as the client's.
+struct BusyThreads {
+    stopped: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl BusyThreads {
+    fn start(nr: u64) -> Result<Self> {
+        let mut busy = Self { stopped: Arc::default(), threads: Vec::new() };
+        for _ in 0..nr {
+            let stopped = Arc::clone(&busy.stopped);
+            let spins = move || {
+                while !stopped.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            };
+            let thread = std::thread::Builder::new().name("busy".to_owned()).spawn(spins);
+            busy.threads.push(thread.context("cannot start a thread")?);
+        }
+        Ok(busy)
+    }
+}
+
+impl Drop for BusyThreads {
+    fn drop(&mut self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
 }
 
 fn clean<T: Target>(args: &Args, params: &Params, target: &T) -> Result<()> {

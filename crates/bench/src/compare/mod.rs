@@ -294,6 +294,7 @@ fn size_args(sizes: &Sizes) -> Vec<OsString> {
         ("bytes", sizes.bytes),
         ("block", sizes.block),
         ("ops", sizes.ops),
+        ("busy", sizes.busy),
         ("seed", Some(sizes.seed)),
     ];
     let mut args: Vec<OsString> = Vec::new();

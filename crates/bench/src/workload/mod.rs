@@ -3,6 +3,7 @@
 
 mod balance;
 mod data;
+mod database;
 mod fsync;
 mod mixed;
 mod names;
@@ -45,6 +46,8 @@ pub(crate) enum Workload {
     Randread,
     /// Append a block and fsync
     Fsync,
+    /// Change pages of a table, with a log that each transaction makes durable
+    Database,
     /// Create, write, read, stat, rename and remove at random
     Mixed,
     /// Take snapshots of a subvolume while threads write in it
@@ -71,13 +74,13 @@ pub(crate) struct Sizes {
     /// Number of threads that make requests
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<u64>,
-    /// Bytes of file data (seqwrite, seqread, randwrite, randread, snapshot, send, receive)
+    /// Bytes of file data (seqwrite, seqread, randwrite, randread, database, snapshot, send, receive)
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size)]
     pub(crate) bytes: Option<u64>,
     /// Number of bytes of each read or write
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size)]
     pub(crate) block: Option<u64>,
-    /// Number of operations (randread, fsync, mixed, snapshot, send, receive)
+    /// Number of operations (randread, fsync, database, mixed, snapshot, send, receive)
     #[arg(long, value_name = "N")]
     pub(crate) ops: Option<u64>,
     /// Archive to unpack (untar, rm, find, readtree, reread, send, receive); a synthetic source tree if left out
@@ -101,6 +104,9 @@ pub(crate) struct Sizes {
     /// Enable quotas before the measurement (fsmark, balance, overwrite)
     #[arg(long)]
     pub(crate) quotas: bool,
+    /// Number of other threads that keep processors busy during the measurement
+    #[arg(long, value_name = "N")]
+    pub(crate) busy: Option<u64>,
     /// Seed of the random numbers
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
@@ -122,6 +128,7 @@ pub(crate) struct Params {
     pub(crate) incremental: bool,
     pub(crate) stream: Option<PathBuf>,
     pub(crate) quotas: bool,
+    pub(crate) busy: u64,
     pub(crate) seed: u64,
 }
 
@@ -134,6 +141,7 @@ impl Params {
             Workload::Randwrite => (4, 512 << 20, 4096, 0),
             Workload::Randread => (4, 512 << 20, 4096, 50_000),
             Workload::Fsync => (1, 0, 4096, 500),
+            Workload::Database => (4, 256 << 20, 8192, 20_000),
             Workload::Mixed => (4, 0, 4096, 50_000),
             Workload::Snapshot => (1, 1 << 30, 4096, 10),
             Workload::Balance => (1, 4 << 30, 4096, 16),
@@ -159,13 +167,14 @@ impl Params {
             incremental: sizes.incremental,
             stream: sizes.stream.clone(),
             quotas: sizes.quotas,
+            busy: sizes.busy.unwrap_or(0),
             seed: sizes.seed,
         }
     }
 }
 
 impl Workload {
-    pub(crate) const ALL: [Self; 17] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::Untar,
         Self::Fsmark,
         Self::Rm,
@@ -177,6 +186,7 @@ impl Workload {
         Self::Randwrite,
         Self::Randread,
         Self::Fsync,
+        Self::Database,
         Self::Mixed,
         Self::Snapshot,
         Self::Balance,
@@ -198,6 +208,7 @@ impl Workload {
             Self::Randwrite => "randwrite",
             Self::Randread => "randread",
             Self::Fsync => "fsync",
+            Self::Database => "database",
             Self::Mixed => "mixed",
             Self::Snapshot => "snapshot",
             Self::Balance => "balance",
@@ -222,6 +233,7 @@ impl Workload {
                 | Self::Reread
                 | Self::Seqread
                 | Self::Randread
+                | Self::Database
                 | Self::Mixed
                 | Self::Balance
                 | Self::Overwrite
@@ -245,6 +257,7 @@ impl Workload {
         match self {
             Self::Rm | Self::Find | Self::Readtree | Self::Reread => untar::measure(target, params, base).map(drop),
             Self::Seqread | Self::Randread => data::seqwrite(target, params, base).map(drop),
+            Self::Database => database::prepare(target, params, base),
             Self::Mixed => mixed::prepare(target, params, base),
             Self::Balance => balance::prepare(target, params, base),
             Self::Overwrite => balance::prepare_overwrite(target, params, base),
@@ -269,6 +282,7 @@ impl Workload {
             Self::Randwrite => data::randwrite(target, params, base),
             Self::Randread => data::randread(target, params, base),
             Self::Fsync => fsync::measure(target, params, base),
+            Self::Database => database::measure(target, params, base),
             Self::Mixed => mixed::measure(target, params, base),
             Self::Snapshot => snapshot::measure(target, params, base),
             Self::Balance => balance::measure(target, params),

@@ -16,6 +16,7 @@ const RUNS: &[(&str, &[&str], u64)] = &[
     ("randwrite", &["--bytes", "1m", "--threads", "2"], 256),
     ("randread", &["--bytes", "1m", "--threads", "2", "--ops", "100"], 100),
     ("fsync", &["--ops", "4", "--threads", "2"], 4),
+    ("database", &["--bytes", "1m", "--ops", "40", "--threads", "4", "--busy", "2"], 40),
     ("mixed", &["--ops", "400", "--threads", "2"], 400),
 ];
 
