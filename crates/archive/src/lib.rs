@@ -3,6 +3,7 @@
 //! - `import`: makes the files of an archive's members, and applies layers of OCI images.
 //! - `export`: writes a directory or file as an archive.
 //! - `tar`: the archive format (ustar, GNU, pax), and compression.
+//! - [`glob`]: patterns of names, shared with the command line.
 //! - [`walk`]: paths, names and data of files, shared with the command line.
 //!
 //! Archives and images are untrusted input: `import` changes nothing outside of its target directory, and `export`
@@ -11,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod export;
+pub mod glob;
 mod import;
 mod tar;
 pub mod walk;
@@ -25,6 +27,8 @@ pub enum Event<'e> {
     /// The number of bytes so far: for an import, bytes read from the archive file; for an export, bytes of file data
     /// written to the archive.
     Bytes(u64),
+    /// The member with this path is unpacked next.
+    Member(&'e [u8]),
     /// A member or file was skipped, or is incomplete in the archive.
     Failed(&'e anyhow::Error),
     /// The socket at this path was left out, because tar cannot store sockets.

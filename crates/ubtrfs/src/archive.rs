@@ -33,6 +33,8 @@ pub enum ArchiveEvent {
     /// The number of bytes so far. For an import: bytes of the archive that were read, before decompression. For an
     /// export: bytes of file data that were written to the archive.
     Bytes(u64),
+    /// The member of an imported archive with this path is unpacked next.
+    Member(Vec<u8>),
     /// A member or file was skipped, or its data is incomplete; the text names the member or file, and the reason.
     Failed(String),
     /// The socket at this path was left out, because tar cannot store sockets.
@@ -43,6 +45,7 @@ impl From<Event<'_>> for ArchiveEvent {
     fn from(event: Event<'_>) -> Self {
         match event {
             Event::Bytes(bytes) => Self::Bytes(bytes),
+            Event::Member(path) => Self::Member(path.to_vec()),
             Event::Failed(error) => Self::Failed(format!("{error:#}")),
             Event::Socket(path) => Self::Socket(path.to_vec()),
         }
@@ -50,7 +53,7 @@ impl From<Event<'_>> for ArchiveEvent {
 }
 
 impl Filesystem {
-    /// Unpacks a tar archive, plain or compressed with gzip, xz or zstd, into the directory `to`, which is made if it
+    /// Unpacks a tar archive, plain or compressed with gzip, xz, zstd, bzip2 or lz4, into the directory `to`, which is made if it
     /// does not exist. Nothing outside of `to` is changed. Another thread reads the archive ahead and decompresses it.
     /// `progress` is called from any thread.
     ///
@@ -66,7 +69,8 @@ impl Filesystem {
     /// let copy = Filesystem::make_in_memory(256 << 20)?;
     /// let show = |event| match event {
     ///     ArchiveEvent::Bytes(bytes) => print!("\r{bytes} bytes"),
-    ///     other => eprintln!("{other:?}"),
+    ///     ArchiveEvent::Failed(reason) => eprintln!("{reason}"),
+    ///     _ => {}
     /// };
     /// let report = copy.import(std::io::Cursor::new(archive), "/restored", &ImportOptions::default(), &show)?;
     /// assert_eq!((report.files, report.failed), (1, 0));

@@ -27,6 +27,7 @@ use ubtrfs_fs::{Caller, Error, Fs, InodeId, NewInode, RenameFlags, SetAttr, SetT
 
 use self::contents::{Contents, ContentsThread};
 use self::layer::Layer;
+use crate::glob::matches;
 use crate::tar::input::Input;
 use crate::tar::read::Reader;
 use crate::tar::{Kind, Member, acl};
@@ -49,7 +50,7 @@ impl std::fmt::Debug for Archive {
 }
 
 impl Archive {
-    /// Opens an archive file, plain or compressed with gzip, xz or zstd, and reads its first header.
+    /// Opens an archive file, plain or compressed with gzip, xz, zstd, bzip2 or lz4, and reads its first header.
     ///
     /// # Errors
     /// The file cannot be read, or is not a tar archive.
@@ -90,6 +91,9 @@ pub struct ImportOptions {
     /// Whether the archive is a layer of an OCI image, whose whiteouts (`.wh.NAME`, `.wh..wh..opq`) remove existing
     /// files.
     pub oci_layer: bool,
+    /// Patterns of members that are left out, with everything below them. A pattern matches a name, or several
+    /// consecutive names if it has slashes, anywhere in the path ([`crate::glob`]). Nothing matches a slash but a slash.
+    pub exclude: Vec<Vec<u8>>,
     /// Text before the target's path in messages, such as `disk.img:`.
     pub place: String,
 }
@@ -161,6 +165,15 @@ impl Job<'_> {
         }
         (self.watch)(Event::Failed(&error));
         Ok(())
+    }
+
+    /// Whether a member with these names is left out.
+    fn is_excluded(&self, names: &[&[u8]]) -> bool {
+        self.options.exclude.iter().any(|pattern| {
+            let parts = normal_names(pattern);
+            let matches_at = |at: &[&[u8]]| parts.iter().zip(at).all(|(part, name)| matches(part, name));
+            !parts.is_empty() && names.windows(parts.len()).any(matches_at)
+        })
     }
 
     fn cannot_import(&self, path: &[u8]) -> String {
@@ -340,11 +353,13 @@ impl<'a> Import<'a> {
         let mut next = first;
         while let Some(member) = next {
             let names = normal_names(&member.path);
-            if names.len() >= self.job.options.strip_components.max(1) || member.kind == Kind::Dir {
+            let is_wanted = names.len() >= self.job.options.strip_components.max(1) || member.kind == Kind::Dir;
+            if is_wanted && !self.job.is_excluded(&names) {
                 let names = names.get(self.job.options.strip_components..).unwrap_or_default();
                 // The member `.` has no name and is the target directory itself. A directory whose names were all
                 // stripped is skipped.
                 if !names.is_empty() || (member.kind == Kind::Dir && self.job.options.strip_components == 0) {
+                    (self.job.watch)(Event::Member(&member.path));
                     let unpacked = self
                         .member(reader, &member, names, thread.as_deref_mut())
                         .with_context(|| self.job.cannot_import(&member.path));

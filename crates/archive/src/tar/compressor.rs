@@ -18,6 +18,10 @@ pub enum Compression {
     Xz,
     /// Zstandard.
     Zstd,
+    /// bzip2.
+    Bzip2,
+    /// lz4.
+    Lz4,
 }
 
 impl Compression {
@@ -29,8 +33,10 @@ impl Compression {
             () if ends_in(&[".gz", ".tgz", ".taz"]) => Self::Gzip,
             () if ends_in(&[".xz", ".txz"]) => Self::Xz,
             () if ends_in(&[".zst", ".tzst"]) => Self::Zstd,
-            () if ends_in(&[".bz2", ".tbz", ".tbz2", ".tb2", ".lz", ".lz4", ".lzma", ".lzo", ".z", ".br"]) => bail!(
-                "cannot compress as {} asks; give it a suffix .tar, .tar.gz, .tar.xz or .tar.zst, or use a pipe",
+            () if ends_in(&[".bz2", ".tbz", ".tbz2", ".tb2", ".tz2"]) => Self::Bzip2,
+            () if ends_in(&[".lz4"]) => Self::Lz4,
+            () if ends_in(&[".lz", ".lzma", ".lzo", ".z", ".br"]) => bail!(
+                "cannot compress as {} asks; give it a suffix .tar or .tar. with gz, xz, zst, bz2 or lz4, or use a pipe",
                 shown(path)
             ),
             () => Self::None,
@@ -48,6 +54,10 @@ pub enum Compressor<W: Write> {
     Xz(liblzma::write::XzEncoder<W>),
     /// Zstandard.
     Zstd(zstd::stream::write::Encoder<'static, W>),
+    /// bzip2.
+    Bzip2(bzip2::write::BzEncoder<W>),
+    /// lz4.
+    Lz4(Box<lz4_flex::frame::FrameEncoder<W>>),
 }
 
 impl<W: Write> Compressor<W> {
@@ -58,6 +68,8 @@ impl<W: Write> Compressor<W> {
             Compression::Gzip => Self::Gzip(flate2::write::GzEncoder::new(out, flate2::Compression::default())),
             Compression::Xz => Self::Xz(liblzma::write::XzEncoder::new(out, XZ_LEVEL)),
             Compression::Zstd => Self::Zstd(zstd::stream::write::Encoder::new(out, zstd::DEFAULT_COMPRESSION_LEVEL)?),
+            Compression::Bzip2 => Self::Bzip2(bzip2::write::BzEncoder::new(out, bzip2::Compression::best())),
+            Compression::Lz4 => Self::Lz4(Box::new(lz4_flex::frame::FrameEncoder::new(out))),
         })
     }
 
@@ -68,6 +80,8 @@ impl<W: Write> Compressor<W> {
             Self::Gzip(out) => out.finish(),
             Self::Xz(out) => out.finish(),
             Self::Zstd(out) => out.finish(),
+            Self::Bzip2(out) => out.finish(),
+            Self::Lz4(out) => out.finish().map_err(io::Error::other),
         }
     }
 }
@@ -79,6 +93,8 @@ impl<W: Write> Write for Compressor<W> {
             Self::Gzip(out) => out.write(bytes),
             Self::Xz(out) => out.write(bytes),
             Self::Zstd(out) => out.write(bytes),
+            Self::Bzip2(out) => out.write(bytes),
+            Self::Lz4(out) => out.write(bytes),
         }
     }
 

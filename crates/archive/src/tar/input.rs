@@ -115,6 +115,8 @@ pub(crate) enum Method {
     Gzip,
     Xz,
     Zstd,
+    Bzip2,
+    Lz4,
     /// A compression that is recognized but not supported: its name, and a program that decompresses it.
     Foreign(&'static str, &'static str),
 }
@@ -135,8 +137,8 @@ fn method_of(magic: &[u8]) -> Method {
         [0x1f, 0x8b, ..] => Method::Gzip,
         [0xfd, b'7', b'z', b'X', b'Z', 0] => Method::Xz,
         [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Method::Zstd,
-        [b'B', b'Z', b'h', b'1'..=b'9', ..] => Method::Foreign("bzip2", "bzip2 -dc FILE"),
-        [0x04, 0x22, 0x4d, 0x18, ..] => Method::Foreign("lz4", "lz4 -dc FILE"),
+        [b'B', b'Z', b'h', b'1'..=b'9', ..] => Method::Bzip2,
+        [0x04, 0x22, 0x4d, 0x18, ..] => Method::Lz4,
         [0x1f, 0x9d, ..] => Method::Foreign("compress", "gzip -dc FILE"),
         [b'P', b'K', 3, 4, ..] => Method::Foreign("zip", "bsdtar cf - @FILE"),
         _ => Method::Plain,
@@ -188,16 +190,21 @@ mod tests {
         xz.write_all(&text).unwrap();
         let xz = xz.finish().unwrap();
         let zst = zstd::stream::encode_all(&text[..], 1).unwrap();
-        for bytes in [text.clone(), gz.clone(), xz.clone(), zst.clone()] {
-            assert!(all(bytes).unwrap() == text);
-        }
-        for bytes in [gz, xz, zst] {
+        let mut bz2 = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+        bz2.write_all(&text).unwrap();
+        let bz2 = bz2.finish().unwrap();
+        let mut lz4 = lz4_flex::frame::FrameEncoder::new(Vec::new());
+        lz4.write_all(&text).unwrap();
+        let lz4 = lz4.finish().unwrap();
+        assert!(all(text.clone()).unwrap() == text);
+        for bytes in [gz, xz, zst, bz2, lz4] {
+            assert!(all(bytes.clone()).unwrap() == text);
             // Two compressed streams in a row are one input; a truncated stream is an error.
             let twice = [&bytes[..], &bytes[..]].concat();
             assert_eq!(all(twice).unwrap().len(), 2 * text.len());
             assert!(all(bytes[..bytes.len() - 20].to_vec()).is_err());
         }
         assert!(all(Vec::new()).unwrap().is_empty());
-        assert!(Input::of(b"BZh91AY".to_vec()).is_err());
+        assert!(Input::of(b"PK\x03\x04zip".to_vec()).is_err());
     }
 }

@@ -5,7 +5,7 @@
 //!   Buffers are reused.
 //! - I2. When the stream is dropped, the separate thread ends as soon as it tries to send the next buffer.
 
-use std::io::{self, Read};
+use std::io::{self, BufRead, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -87,7 +87,23 @@ fn decoder<R: Read + Send + 'static>(method: Method, source: R) -> io::Result<Bo
             decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
             Box::new(decoder)
         }
+        Method::Bzip2 => Box::new(bzip2::bufread::MultiBzDecoder::new(buffered(source))),
+        Method::Lz4 => Box::new(Lz4Frames(lz4_flex::frame::FrameDecoder::new(buffered(source)))),
     })
+}
+
+/// Frames of lz4, one after the other.
+struct Lz4Frames<R: Read>(lz4_flex::frame::FrameDecoder<io::BufReader<R>>);
+
+impl<R: Read> Read for Lz4Frames<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let count = self.0.read(buf)?;
+            if count > 0 || buf.is_empty() || self.0.get_mut().fill_buf()?.is_empty() {
+                return Ok(count);
+            }
+        }
+    }
 }
 
 fn buffered<R: Read>(source: R) -> io::BufReader<R> {

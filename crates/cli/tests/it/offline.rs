@@ -466,11 +466,11 @@ fn a_refused_import_prints_one_line() {
     fs::write(dir.join("none"), "").unwrap();
     let whole = fs::read(dir.join("a.tar")).unwrap();
     fs::write(dir.join("cut.tar"), &whole[..50_000]).unwrap();
-    fs::write(dir.join("a.bz2"), b"BZh91AY&SY").unwrap();
+    fs::write(dir.join("a.zip"), b"PK\x03\x04AY&SY").unwrap();
     let create = |tar: &str| ubtrfs(["import", "--create", "512M", &name(tar), &dir.at("/")]);
     refused(&create("text"), &["text", "not a tar archive"]);
     refused(&create("none"), &["empty"]);
-    refused(&create("a.bz2"), &["bzip2 -dc"]);
+    refused(&create("a.zip"), &["bsdtar cf - @FILE"]);
     refused(&create("missing"), &["missing", "No such file"]);
     refused(&create("root"), &["is a directory"]);
     assert!(!dir.join("disk.img").exists(), "no image for an archive that is none");
@@ -492,6 +492,33 @@ fn a_refused_import_prints_one_line() {
     refused(&ubtrfs(["ls", &dir.at("/")]), &["in use"]);
     drop(open);
     judge(&dir.join("disk.img"), "", &[]).unwrap();
+}
+
+#[test]
+fn members_are_left_out_and_named() {
+    if !ready() {
+        return;
+    }
+    let dir = Dir::new();
+    let root = dir.join("root");
+    for name in ["a/cache/x", "a/b/cache", "src/one.c", "src/one.o", "src/old/two.o", "keep/src/old.c", "[x]"] {
+        let path = root.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, name).unwrap();
+    }
+    archive(&root, &dir.join("a.tar"), &[]);
+    let tar = dir.join("a.tar").display().to_string();
+    let options = ["-x", "cache", "--exclude=*.o", "-x", "./src/ol*", "-x", "[[]x]", "-v"];
+    let said = ok(ubtrfs(["import", "--create", "256M", &tar, &dir.at("/to")].into_iter().chain(options)));
+    let mut names: Vec<&str> = said.lines().filter(|line| line.starts_with('.')).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["./", "./a/", "./a/b/", "./keep/", "./keep/src/", "./src/", "./src/one.c"], "{said}");
+    assert!(said.contains("imported 7 entries"), "{said}");
+    judge(&dir.join("disk.img"), "", &[]).unwrap();
+    let found = ok(ubtrfs(["find", &dir.at("/to"), "-type", "f"]));
+    assert!(found.lines().count() == 1 && found.contains("/to/src/one.c"), "{found}");
+    let done = ubtrfs(["import", "-v", "--json", &tar, &dir.at("/")]);
+    assert_eq!(done.status.code(), Some(2), "{done:?}");
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub(crate) struct Args {
     /// Image and directory or file in it
     #[arg(value_name = "IMAGE[:/PATH]", value_parser = ImagePathParser { root_by_default: true })]
     source: ImagePath,
-    /// File to write instead of standard output; the suffix (.tar.gz, .tar.xz, .tar.zst) selects the compression
+    /// File to write instead of standard output; the suffix (.tar.gz, .tar.xz, .tar.zst, .tar.bz2, .tar.lz4) selects the compression
     #[arg(short = 'f', long = "output", visible_alias = "file", value_name = "FILE")]
     output: Option<PathBuf>,
     /// Mount options, such as subvol=home; any other value is taken as --output
@@ -85,6 +85,7 @@ fn export<W: Write>(fs: &Fs, args: &Args, start: &Attr, out: W) -> anyhow::Resul
     let watch = |event: Event<'_>| match event {
         Event::Bytes(bytes) => progress.set_position(bytes),
         Event::Failed(error) => drop(print_error(error)),
+        Event::Member(_) => {}
         Event::Socket(path) => warn(&format!("{}: omitted, because tar cannot store sockets", printable(path))),
     };
     let options = ExportOptions { sparse: args.sparse, no_xattrs: args.no_xattrs };

@@ -11,11 +11,11 @@ use ubtrfs_fs::{Attr, Fs, mode};
 
 use super::list::json_of;
 use super::operands::{Patterns, for_each_file, worst};
-use super::pattern::matches;
 use super::text::printable;
 use super::walk::{Visited, walk};
 use super::{ImageOptions, ImagePath, ImagePathParser, Use, lookup, type_of};
 use crate::common::{OUTPUT_LOST, Shown, stdout};
+use ubtrfs_archive::glob::matches;
 
 /// Find files in an image by name and type
 #[derive(clap::Args)]

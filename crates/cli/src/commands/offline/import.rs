@@ -1,6 +1,8 @@
 //! `ubtrfs import TAR|- IMAGE:/path`: unpacks an archive into an image, by [`ubtrfs_archive::import()`].
 
+use std::ffi::OsString;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use ubtrfs_archive::{Archive, Event, ImportOptions, ImportReport};
 use ubtrfs_device::Device;
 use ubtrfs_fs::Fs;
 
+use super::text::printable;
 use super::{ImageOptions, ImagePath, ImagePathParser, Use, misplaced, mount_options, with_devices, with_image};
 use crate::commands::place::await_server;
 use crate::common::{Shown, calling_user, format_size, parse_size, print_out, progress_bytes, warn};
@@ -22,7 +25,7 @@ use crate::new_image::NewImage;
 /// As with tar, files keep the archive's owners if root unpacks it; otherwise they belong to the current user.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Archive, plain or compressed with gzip, xz or zstd; - for standard input
+    /// Archive, plain or compressed with gzip, xz, zstd, bzip2 or lz4; - for standard input
     tar: PathBuf,
     /// Image and directory to unpack into, by default the root directory; a missing directory is made
     #[arg(value_name = "IMAGE[:/PATH]", value_parser = ImagePathParser { root_by_default: true })]
@@ -33,6 +36,13 @@ pub(crate) struct Args {
     /// Remove this many leading names from each path
     #[arg(long, value_name = "N", default_value_t = 0)]
     strip_components: usize,
+    /// Leave out members with these names, and everything below them: a name or several names with slashes, with
+    /// patterns as in a shell. Can be given several times.
+    #[arg(short = 'x', long, value_name = "PATTERN")]
+    exclude: Vec<OsString>,
+    /// Print the name of each member
+    #[arg(short, long, conflicts_with = "json")]
+    verbose: bool,
     /// Numeric user and group that own every file
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
     owner: Option<(u32, u32)>,
@@ -68,12 +78,14 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         owner: args.owner,
         dir_owner: calling_user(),
         oci_layer: args.oci_layer,
+        exclude: args.exclude.iter().map(|pattern| pattern.as_bytes().to_vec()).collect(),
         place: format!("{}:", args.target.image.shown()),
     };
     let watch = |event: Event<'_>| match event {
         Event::Bytes(bytes) => progress.set_position(bytes),
         Event::Failed(error) => warn(&format!("{error:#}")),
-        Event::Socket(_) => {}
+        Event::Member(path) if args.verbose => progress.suspend(|| print_member(path)),
+        Event::Member(_) | Event::Socket(_) => {}
     };
     let work = |fs: &Fs| {
         let report = ubtrfs_archive::import(fs, &mut archive, &args.target.path, &options, &watch)?;
@@ -124,6 +136,11 @@ fn open(path: &Path) -> anyhow::Result<Archive> {
         bail!("standard input is closed; give an archive or a pipe");
     }
     Archive::from_reader(io::stdin(), path)
+}
+
+/// Prints the name of a member. An error is reported when the summary is printed.
+fn print_member(path: &[u8]) {
+    let _ = print_out(&format!("{}\n", printable(path)));
 }
 
 fn summary(report: &ImportReport, elapsed: Duration, json: bool) -> String {

@@ -14,10 +14,10 @@ use ubtrfs_format::print::{insert_name, json_line};
 use ubtrfs_fs::{Attr, Caller, Fs, XattrFlags};
 
 use super::operands::{Patterns, for_each_file};
-use super::pattern::matches;
 use super::text::printable;
 use super::{ImageOptions, ImagePath, ImagePathParser, Use, lookup};
 use crate::common::{print_bytes, print_out};
+use ubtrfs_archive::glob::matches;
 
 /// Show extended attributes of files in an image
 #[derive(clap::Args)]
