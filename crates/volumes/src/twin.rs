@@ -28,7 +28,8 @@
 //!   nothing is copied.
 //! - T7. The twin of an interrupted replacement is in place before anything is written.
 //! - T8. The twin gets a superblock after the members have it, so its superblock is never the newest one. It gets those
-//!   with a log, too: Linux may read the log of any device with the newest generation.
+//!   with a log, too: Linux may read the log of any device with the newest generation. Without it, nothing is promised
+//!   before two full commits have passed it by (C4 of `commit_super`).
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -37,6 +38,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
+use ubtrfs_format::clock::new_uuid;
 use ubtrfs_format::item::DevItem;
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 use ubtrfs_format::{DevId, Generation, Logical, check_superblock};
@@ -198,7 +200,8 @@ impl Volumes {
     ///
     /// [`Error::BlockGroupBusy`] while a chunk is being moved to the device; [`Error::Refused`] if there is no such device.
     pub fn begin_twin(&self, devid: DevId, device: Arc<dyn Device>) -> Result<()> {
-        self.put_twin(devid, device, Uuid::new_v4())
+        let uuid = new_uuid(&self.superblock().fsid, &format!("new device {devid}"));
+        self.put_twin(devid, device, uuid)
     }
 
     /// Makes the new device of an interrupted replacement the twin of a device again (T7). Returns false if it was not given,
@@ -209,11 +212,19 @@ impl Volumes {
     /// As for [`Volumes::begin_twin`].
     pub fn resume_twin(&self, devid: DevId) -> Result<bool> {
         let needed = self.member_for_twin(devid)?.item.read().total_bytes;
-        let Some(FoundTarget { device, uuid }) = self.target.lock().take() else { return Ok(false) };
-        if device.is_read_only() || device.len_bytes() < needed {
-            tracing::warn!("{} cannot take the place of device {devid}", device.describe());
+        let target = self.target.lock().take();
+        let is_usable = |target: &FoundTarget| {
+            let is_usable = !target.device.is_read_only() && target.device.len_bytes() >= needed;
+            if !is_usable {
+                tracing::warn!("{} cannot take the place of device {devid}", target.device.describe());
+            }
+            is_usable
+        };
+        let Some(FoundTarget { device, uuid }) = target.filter(is_usable) else {
+            // T8: it keeps a superblock of the last commit, or of a later one that has put it in its place.
+            self.kicks.count();
             return Ok(false);
-        }
+        };
         self.put_twin(devid, device, uuid)?;
         Ok(true)
     }

@@ -221,6 +221,36 @@ fn a_replacement_without_its_new_device_is_suspended() {
     }
 }
 
+/// The new device has a superblock of the last commit's generation. Linux does not replay a log of that generation that only
+/// the other devices have.
+#[test]
+fn what_is_fsynced_without_the_new_device_is_there_with_it() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    for kind in [ARRAYS[1], ARRAYS[2]] {
+        eprintln!("{kind:?}");
+        let array = interrupted(kind, By::PowerCut);
+        let fs = array.open_some(&(0..kind.2).collect::<Vec<_>>(), "commit=300");
+        put(&fs, "fsynced", &content(MIB, 9));
+        fs.fsync(fs.lookup_path(b"/fsynced", true).unwrap().id, false).unwrap();
+        let copies = copy(&array);
+        fs.close().unwrap();
+        drop(fs);
+        for (copy, image) in copies.iter().zip(&array.images) {
+            std::fs::rename(copy, image).unwrap();
+        }
+        let devices = array.images.iter().map(|image| open_device(image)).collect();
+        let fs = Fs::open(devices, MountOptions::parse("ro").unwrap()).unwrap();
+        assert!(get(&fs, "fsynced", MIB) == content(MIB, 9), "here");
+        fs.close().unwrap();
+        drop(fs);
+        let mount = LoopMount::array(&array.images, "").unwrap();
+        assert!(std::fs::read(mount.join("fsynced")).unwrap() == content(MIB, 9), "in Linux");
+        mount.close().unwrap();
+    }
+}
+
 #[test]
 fn a_resumed_replacement_can_be_cancelled_also_without_its_new_device() {
     if !capability::kernel_oracle() {
