@@ -47,7 +47,7 @@ pub use profile::copies_of;
 pub use recovery::{SuperCopies, SuperCopy};
 pub use set::{DeviceSummary, OpenOptions, Volumes};
 pub use signature::{detect, wipe};
-pub use tune::{TUNABLE, Tuning, tune};
+pub use tune::{TUNABLE, Tuning, UNFINISHED_REPLACEMENT, tune};
 pub use twin::GivenUpTwin;
 
 /// Logical ranges of a chunk at `logical` that cover superblock mirrors, sorted. Nothing is allocated in these

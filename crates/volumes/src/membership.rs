@@ -212,7 +212,13 @@ pub(crate) fn unnamed(device: &str) -> Error {
 
 /// Checks that a device belongs to the filesystem with this superblock and is not truncated (I1).
 fn check_member(own: &Superblock, newest: &Superblock, device: &dyn Device) -> Result<()> {
-    if (own.fsid, own.node_fsid()) != (newest.fsid, newest.node_fsid()) {
+    if own.fsid == newest.fsid && own.node_fsid() != newest.node_fsid() {
+        return Err(Error::Refused {
+            what: format!("{} has the filesystem id {} only since a change of it", device.describe(), own.fsid),
+            hint: "it belongs to another filesystem, or the change was interrupted; then repeat it: ubtrfs tune -M UUID DEVICE...",
+        });
+    }
+    if own.fsid != newest.fsid {
         return Err(Error::Refused {
             what: format!("{} belongs to filesystem {}, not {}", device.describe(), own.fsid, newest.fsid),
             hint: "give the devices of one filesystem",

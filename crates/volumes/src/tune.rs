@@ -8,8 +8,8 @@
 //! The blocks of trees carry the first id that the filesystem had, which stays as the metadata UUID.
 //!
 //! Invariants:
-//! - I1. All devices are given, and have the superblock of the last commit, or one of an interrupted change. Otherwise
-//!   nothing is written.
+//! - I1. All devices are given, and have the superblock of the last commit, or one of an interrupted change, in the first
+//!   place: a device of which only a mirror is left may belong to something else now. Otherwise nothing is written.
 //! - I2. After an interruption, the same change, or another one of the id, brings all devices to one id again: either each
 //!   device has the flag or its final superblock, and both are accepted here.
 //! - I3. A log belongs to the last commit, so it stays valid. A seed must not have one, because a mount would replay it.
@@ -45,8 +45,17 @@ pub const TUNABLE: Incompat = Incompat::EXTENDED_IREF.union(Incompat::SKINNY_MET
 /// [`Error::Refused`], and nothing was written, if a device is missing, foreign, damaged or behind the others, if a
 /// conversion of another kind was interrupted, or if the change is not possible; [`Error::Io`].
 pub fn tune(devices: &[Arc<dyn Device>], tuning: &Tuning) -> Result<()> {
-    let found: Vec<Superblock> =
-        devices.iter().map(|device| Ok(find(device.as_ref(), true)?.superblock)).collect::<Result<_>>()?;
+    let own_superblock = |device: &Arc<dyn Device>| {
+        let found = find(device.as_ref(), true)?;
+        match found.primary_lost {
+            true => Err(Error::Refused {
+                what: format!("the primary superblock of {} was overwritten", device.describe()),
+                hint: "if the device is this filesystem, write it anew with: ubtrfs rescue super-recover DEVICE",
+            }),
+            false => Ok(found.superblock),
+        }
+    };
+    let found: Vec<Superblock> = devices.iter().map(own_superblock).collect::<Result<_>>()?;
     check_together(&found, devices)?;
     check_possible(&found, tuning)?;
     if tuning.fsid.is_some() && devices.len() > 1 {
@@ -116,12 +125,17 @@ fn check_together(found: &[Superblock], devices: &[Arc<dyn Device>]) -> Result<(
         return refuse("no device was given".to_owned(), "give at least one device");
     };
     let newest = found.iter().map(|superblock| superblock.generation).max();
+    if found.iter().any(Superblock::is_replacement_target) {
+        return refuse("the replacement of a device is not complete".to_owned(), UNFINISHED_REPLACEMENT);
+    }
     for (superblock, device) in found.iter().zip(devices) {
         let name = device.describe();
         if superblock.node_fsid() != first.node_fsid() {
             return refuse(format!("{name} belongs to another filesystem"), "give the devices of one filesystem");
         }
-        if Some(superblock.generation) != newest {
+        // I2. A device that an interrupted change left behind may miss what was written without it since.
+        let is_interrupted = superblock.flags & flags::CHANGING_FSID_V2 != 0;
+        if Some(superblock.generation) != newest && !is_interrupted {
             return refuse(
                 format!("{name} missed changes"),
                 "mount the filesystem with all its devices once, then try again",
@@ -162,3 +176,6 @@ fn write(device: &dyn Device, superblock: &Superblock) -> Result<()> {
 }
 
 const NOTHING_CHANGED: &str = "nothing was changed";
+/// The advice if a replacement is not complete: its new device has the filesystem's id, too.
+pub const UNFINISHED_REPLACEMENT: &str =
+    "mount the filesystem with the new device, and it goes on; or end it: ubtrfs replace cancel";

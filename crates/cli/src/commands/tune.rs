@@ -8,8 +8,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use ubtrfs_device::{Access, Device};
+use ubtrfs_format::item::DevReplaceItem;
 use ubtrfs_format::superblock::Incompat;
-use ubtrfs_volumes::{Tuning, tune};
+use ubtrfs_fs::{Fs, MountOptions};
+use ubtrfs_volumes::{Tuning, UNFINISHED_REPLACEMENT, tune};
 use uuid::Uuid;
 
 use super::offline::{open_device, with_members};
@@ -79,6 +81,22 @@ impl Args {
     }
 }
 
+/// Fails if a device is being replaced, also if the new device was not given. A filesystem that cannot be read, for example
+/// because a change of its UUID was interrupted, is not refused.
+fn refuse_replacement(devices: &[Arc<dyn Device>]) -> anyhow::Result<()> {
+    let Ok(fs) = Fs::open(devices.to_vec(), MountOptions { read_only: true, ..MountOptions::default() }) else {
+        return Ok(());
+    };
+    let last = fs.last_replacement();
+    fs.close()?;
+    match last.ok().flatten().filter(DevReplaceItem::is_unfinished) {
+        Some(item) => {
+            bail!("the replacement of device {} is not complete; {UNFINISHED_REPLACEMENT}", item.src_devid)
+        }
+        None => Ok(()),
+    }
+}
+
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.rewrite || args.rewrite_to.is_some() {
         bail!(
@@ -103,6 +121,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
             bail!("clear seeding flag canceled; give -f to clear it without a question");
         }
     }
+    refuse_replacement(&devices)?;
     tune(&devices, &tuning)?;
     Ok(ExitCode::SUCCESS)
 }
