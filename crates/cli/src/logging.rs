@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use ubtrfs_format::print::escaped_line;
 
-use crate::common::Shown;
+use crate::common::{Shown, warn};
 use tracing_subscriber::filter::LevelFilter;
 
 static SYSLOG: OnceLock<UnixDatagram> = OnceLock::new();
@@ -26,6 +26,18 @@ pub(crate) fn to_stderr() {
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
         .without_time()
+        .try_init();
+}
+
+/// Prints messages as warnings of a command.
+pub(crate) fn as_warnings() {
+    let _ = tracing_subscriber::fmt()
+        .with_max_level(level())
+        .with_writer(|| Warning { line: Vec::new() })
+        .with_ansi(false)
+        .without_time()
+        .with_target(false)
+        .with_level(false)
         .try_init();
 }
 
@@ -52,6 +64,30 @@ pub(crate) fn to_syslog(image: &Path, dir: &Path) {
 pub(crate) fn tell_syslog(work: &str, message: &str) {
     let _ = SUBJECT.set(work.to_owned());
     send(ERROR, &escaped_line(message.as_bytes()));
+}
+
+/// Collects the bytes of one log message, and prints the message when dropped.
+struct Warning {
+    line: Vec<u8>,
+}
+
+impl Write for Warning {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.line.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Warning {
+    fn drop(&mut self) {
+        if !self.line.trim_ascii().is_empty() {
+            warn(&escaped_line(self.line.trim_ascii()));
+        }
+    }
 }
 
 /// Collects the bytes of one log message, and sends the message when dropped.

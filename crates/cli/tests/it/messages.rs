@@ -519,7 +519,14 @@ fn damage_that_prevents_opening_is_answered_with_check() {
     let image = fs::File::options().write(true).open(bed.join("a.img")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&image, &vec![0; 50 << 20], 1 << 20).unwrap();
     for line in ["mount a.img mnt", "ls a.img:/"] {
-        refused(&bed.run(line), &["corrupt", "; copy the image, and see what is damaged with: ubtrfs check a.img\n"]);
+        refused(
+            &bed.run(line),
+            &[
+                "corrupt",
+                "; copy the image, and see what is damaged with: ubtrfs check a.img; what is left",
+                "rescue=all",
+            ],
+        );
     }
     let checked = bed.run("check a.img");
     assert_eq!(checked.status.code(), Some(1));

@@ -158,6 +158,37 @@ fn ignored_checksums_give_what_is_there() {
     linux.close().unwrap();
 }
 
+/// Linux returns all three sectors damaged here.
+#[test]
+fn only_sectors_without_a_good_copy_are_returned_damaged() {
+    let image = Image::empty(512 << 20).unwrap();
+    let device = FileDevice::open(image.path(), Access::ReadWrite).unwrap();
+    let dup = MkfsOptions { data_profile: ubtrfs_format::item::BlockGroupFlags::DUP, ..MkfsOptions::default() };
+    make(&device, &dup).unwrap();
+    drop(device);
+    let content: Vec<u8> = (0..32_u8).flat_map(|number| vec![number + 1; 4096]).collect();
+    let fs = open(&image, "").unwrap();
+    put(&fs, "file", &content);
+    close(fs);
+    let raw = std::fs::read(image.path()).unwrap();
+    let of_sector = |number: usize| {
+        let sector = &content[number * 4096..][..4096];
+        let places = (0..raw.len()).step_by(4096).filter(|at| raw[*at..][..4096] == *sector);
+        places.map(|at| at as u64).collect::<Vec<u64>>()
+    };
+    for (number, nr_copies) in [(0, 2), (1, 1), (20, 1)] {
+        let places = of_sector(number);
+        assert_eq!(places.len(), 2);
+        places.iter().take(nr_copies).for_each(|place| image.write_at(*place, b"damage").unwrap());
+    }
+    let mut expected = content;
+    expected[..6].copy_from_slice(b"damage");
+    let fs = open(&image, "ro,rescue=ignoredatacsums").unwrap();
+    let id = fs.lookup(TOP, b"file").unwrap().id;
+    assert!(fs.read(id, 0, expected.len()).unwrap() == expected, "R2");
+    close(fs);
+}
+
 #[test]
 fn ignoresuperflags_opens_an_interrupted_conversion() {
     if !capability::kernel_oracle() {

@@ -314,6 +314,13 @@ impl Engine {
             found => found?,
         };
         match self.read_sectors(at, buf, &csums, true) {
+            // R2 of rescue: only the sectors without a good copy are returned damaged.
+            Err(Error::Corrupt(_)) if rescue.ignore_data_csums && buf.len() > sectorsize => {
+                let offsets = (0u64..).step_by(sectorsize);
+                offsets
+                    .zip(buf.chunks_mut(sectorsize))
+                    .try_for_each(|(offset, sector)| self.read_data(Logical(at.0.saturating_add(offset)), sector, true))
+            }
             Err(error @ Error::Corrupt(_)) if rescue.ignore_data_csums => {
                 tracing::warn!("data at {at} is returned though it is damaged: {error}");
                 self.volumes.read_unverified(at, buf, sectorsize)

@@ -42,11 +42,12 @@ pub(crate) use ubtrfs_archive::walk::{
 };
 use ubtrfs_control::{Channel, ImageWork};
 use ubtrfs_device::{Access, Device, FileDevice, OpenError, find_members, lock_order};
-use ubtrfs_fs::{Attr, DeviceSummary, Fs, InodeId, MemberState, MountOptions, mode};
+use ubtrfs_fs::{Attr, DeviceSummary, Fs, InodeId, MemberState, MountOptions, Rescue, mode};
 
 use super::committed::refuse_foreign;
 use super::place::{await_server, find_own, is_in_mount, is_same_file, refuse_names_of_others};
 use crate::common::{Shown, parse_memory, warn};
+use crate::logging;
 
 /// `IMAGE:/path`: a file in an image, split at the last `:/`.
 #[derive(Clone, Debug)]
@@ -328,7 +329,9 @@ pub(crate) fn not_opened(verb: &str, image: &Path, cause: ubtrfs_fs::Error) -> a
     let text = cause.to_string();
     let text = match &cause {
         ubtrfs_fs::Error::Engine(ubtrfs_error::Error::Corrupt(_)) => {
-            format!("{text}; copy the image, and see what is damaged with: ubtrfs check {shown}")
+            format!(
+                "{text}; copy the image, and see what is damaged with: ubtrfs check {shown}; what is left can be read with -o ro,rescue=all"
+            )
         }
         // The engine knows no paths of the host.
         _ if text.ends_with("ubtrfs subvolume list") => format!("{text} {shown}"),
@@ -396,7 +399,14 @@ fn with_shared_devices<T>(
     usage: Use,
     work: impl FnOnce(&Arc<Fs>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
+    let rescue = options.rescue;
+    if rescue != Rescue::default() {
+        logging::as_warnings();
+    }
     let fs = Fs::open(devices, options).map_err(|error| not_opened("open", image, error))?;
+    if let Some(reason) = fs.read_only().filter(|_| rescue.use_backup_root) {
+        warn(&format!("{} is read as it is left: {reason}", image.shown()));
+    }
     device_notes(&fs).iter().for_each(|note| warn(note));
     let guard = CloseOnDrop(&fs);
     let worked = match fs.read_only() {
