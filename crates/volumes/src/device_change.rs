@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
+use ubtrfs_format::clock::new_uuid;
 use ubtrfs_format::item::DevItem;
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, Superblock};
 use ubtrfs_format::{DevId, check_superblock};
-use uuid::Uuid;
 
 use crate::commit_super::no_room_for_superblock;
 use crate::member::{Member, MemberState};
@@ -87,7 +87,7 @@ impl Volumes {
             dev_group: 0,
             seek_speed: 0,
             bandwidth: 0,
-            uuid: Uuid::new_v4(),
+            uuid: new_uuid(&fsid, &format!("device {devid}")),
             fsid,
         })
     }

@@ -15,11 +15,11 @@
 //! - P3. A replacement that goes on trusts nothing that an earlier session or Linux has copied.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::item::DevReplaceItem;
+use ubtrfs_format::item::{DevReplaceItem, Timespec};
 use ubtrfs_format::{DevId, Key, KeyType, RootId};
 use ubtrfs_volumes::{GivenUpTwin, no_device};
 
@@ -248,7 +248,7 @@ impl Engine {
 }
 
 fn seconds_now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    u64::try_from(Timespec::now().sec).unwrap_or(0)
 }
 
 /// Maximum number of waits for chunks that other threads are moving; with [`WAIT`], one minute in all.
