@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use ubtrfs_format::print::escaped;
 
@@ -108,7 +109,10 @@ impl FileDevice {
 
     fn open_beside_writer_by(way: &Path, path: &Path) -> Result<Self, OpenError> {
         let access = Access::ReadOnly;
-        let file = File::open(way).map_err(|source| classify(path, access, source))?;
+        // Opening a pipe would wait for its writer.
+        let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
+        let opened = File::options().read(true).custom_flags(flags).open(way);
+        let file = opened.map_err(|source| classify(path, access, source))?;
         let metadata = file.metadata().map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
         check_kind(path, &metadata)?;
         Self::from_locked(file, path, access, Vec::new(), &metadata)
