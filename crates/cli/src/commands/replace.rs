@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -13,9 +13,10 @@ use ubtrfs_control::resolve::PathBytes;
 use ubtrfs_control::{Channel, ImageWork, Request as AnyRequest, Response as AnyResponse};
 use ubtrfs_format::item::DevReplaceItem;
 use ubtrfs_format::print::{escaped, insert_name};
+use ubtrfs_format::superblock::Superblock;
 
 use super::background::{self, Detached, Started};
-use super::device::{devids_of, new_device, unexpected};
+use super::device::{devids_of, new_device, superblock_of, tell_of_discard, unexpected};
 use super::offline::text::day_time_text;
 use super::offline::{ImageOptions, Use};
 use super::place::{Target, with_channel};
@@ -126,21 +127,38 @@ fn start(args: &StartArgs) -> anyhow::Result<ExitCode> {
     if matches!(target, Target::Mounted(_)) && !args.wait && !args.detached {
         return start_in_background(args, &target);
     }
+    let goes_to_new = is_target_of(&args.new, &target);
+    let mut options = args.image.clone();
+    if goes_to_new {
+        options.options.extend(device_option(&args.new));
+    }
     let detached = args.detached.then(|| Detached::new(format!("replacement of a device of {}", target.filesystem())));
-    let report = with_served(&target, &args.image, ImageWork::Replacement, |channel| {
+    let report = with_served(&target, &options, ImageWork::Replacement, |channel| {
         let devids = devids_of(channel, &target, std::slice::from_ref(&args.old))?;
         let devid = *devids.first().context("one device was named")?;
         if is_begun(&ask(channel, &target)?, devid) {
+            if matches!(target, Target::Image(_)) && !goes_to_new {
+                bail!(
+                    "the replacement of {} in {target} that was interrupted goes to another device than {}; name that one, or \
+                     end the replacement with: ubtrfs replace cancel {}",
+                    args.old.shown(),
+                    args.new.shown(),
+                    target.filesystem()
+                );
+            }
             return resume(args, &target, channel, detached.as_ref());
         }
-        let (new, _) = new_device(&args.new, &target, args.force, args.nodiscard)?;
+        let (new, size_bytes) = new_device(&args.new, &target, args.force, args.nodiscard)?;
         let request = AnyRequest::Replace(Request::Start(Start { devid, new, avoids_source: args.avoid_source }));
         let done = with_progress_in_bytes("copying the device", |job| {
             Detached::run_if(detached.as_ref(), job, || channel.call_with(request, &[], job))
         });
         let (old, new) = (args.old.shown(), args.new.shown());
         match done.map_err(|failure| anyhow!("cannot replace {old} by {new} in {target}: {failure}"))? {
-            AnyResponse::Replace(Response::Done(report)) => Ok(report),
+            AnyResponse::Replace(Response::Done(report)) => {
+                tell_of_discard(&args.new, size_bytes, args.nodiscard || args.json || args.detached)?;
+                Ok(report)
+            }
             _ => Err(unexpected(&target)),
         }
     })?;
@@ -156,6 +174,19 @@ fn start(args: &StartArgs) -> anyhow::Result<ExitCode> {
     }
     let is_whole = report.uncorrectable_errors == 0 || is_progs();
     Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::from(UNCORRECTABLE) })
+}
+
+/// Whether the new device is that of an interrupted replacement of the image's filesystem.
+fn is_target_of(new: &Path, target: &Target) -> bool {
+    let Target::Image(at) = target else { return false };
+    let own = superblock_of(new).ok().filter(Superblock::is_replacement_target);
+    own.is_some_and(|own| superblock_of(&at.image).is_ok_and(|superblock| superblock.fsid == own.fsid))
+}
+
+/// The mount option that names a device; `None` if no option can hold the path.
+fn device_option(path: &Path) -> Option<String> {
+    let path = std::fs::canonicalize(path).ok()?;
+    path.to_str().filter(|path| !path.contains(',')).map(|path| format!("device={path}"))
 }
 
 /// Whether the replacement of this device was begun before.
@@ -216,9 +247,9 @@ fn text_of(args: &StartArgs, report: &Report) -> String {
 /// Starts this program again for a replacement that goes on when this process ends. What is wrong with the arguments is
 /// told before.
 fn start_in_background(args: &StartArgs, target: &Target) -> anyhow::Result<ExitCode> {
-    with_channel(target, &args.image, Use::Read, |channel| {
+    let size_bytes = with_channel(target, &args.image, Use::Read, |channel| {
         devids_of(channel, target, std::slice::from_ref(&args.old))?;
-        new_device(&args.new, target, args.force, args.nodiscard).map(drop)
+        new_device(&args.new, target, args.force, args.nodiscard).map(|(_, size_bytes)| size_bytes)
     })?;
     let mut again: Vec<OsString> = ["replace", "start", "--detached"].map(OsString::from).to_vec();
     again.extend(args.force.then(|| "-f".into()));
@@ -228,7 +259,10 @@ fn start_in_background(args: &StartArgs, target: &Target) -> anyhow::Result<Exit
     again.extend([args.old.clone(), args.new.clone()].map(PathBuf::into_os_string));
     again.push(std::ffi::OsStr::from_bytes(&args.path.bytes()).to_owned());
     Ok(match background::start_with(again)? {
-        Started::Begun(_) => ExitCode::SUCCESS,
+        Started::Begun(_) => {
+            tell_of_discard(&args.new, size_bytes, args.nodiscard)?;
+            ExitCode::SUCCESS
+        }
         Started::Ended(_, status) => ExitCode::from(status),
     })
 }
@@ -272,7 +306,10 @@ fn describe(response: &Response) -> String {
             match last.state {
                 DevReplaceItem::FINISHED => format!("Started on {started}, finished on {stopped}, {errors}"),
                 DevReplaceItem::CANCELED => format!("Started on {started}, canceled on {stopped} at {at}%, {errors}"),
-                DevReplaceItem::SUSPENDED => format!("Started on {started}, suspended on {stopped} at {at}%, {errors}"),
+                // Without its new device, an interrupted one is suspended when the filesystem is opened.
+                DevReplaceItem::SUSPENDED if last.stopped > 0 => {
+                    format!("Started on {started}, suspended on {stopped} at {at}%, {errors}")
+                }
                 _ => format!("Started on {started}, interrupted at {at}%, {errors}"),
             }
         }

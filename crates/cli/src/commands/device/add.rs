@@ -87,12 +87,22 @@ fn add(args: &AddArgs, channel: &Channel<'_>, target: &Target, path: &Path) -> a
     let ubtrfs_control::Response::Device(Response::Added { devid }) = done else {
         return Err(unexpected(target));
     };
+    tell_of_discard(path, size_bytes, args.nodiscard)?;
     if !args.json && !is_progs() {
         print_out(&format!("{} is device {devid} now, with {}\n", path.shown(), format_size(size_bytes)))?;
     }
     let mut value = json!({ "devid": devid, "size_bytes": size_bytes });
     insert_name(&mut value, "path", &full);
     Ok(value)
+}
+
+/// Prints what btrfs-progs prints about the discard of a new device's content. Called when the server has taken the
+/// device, because it refuses some.
+pub(crate) fn tell_of_discard(path: &Path, size_bytes: u64, nodiscard: bool) -> anyhow::Result<()> {
+    match is_progs() && !nodiscard {
+        true => print_out(&format!("Performing full device TRIM {} ({}) ...\n", path.shown(), format_size(size_bytes))),
+        false => Ok(()),
+    }
 }
 
 /// The description of a new device for a server, and the size of the device. Fails if the device does not exist. Fails for a
@@ -114,9 +124,6 @@ pub(crate) fn new_device(
     }
     let device = FileDevice::open_found_beside_writer(&found, path)?;
     let size_bytes = device.len_bytes();
-    if is_progs() && !nodiscard {
-        print_out(&format!("Performing full device TRIM {} ({}) ...\n", path.shown(), format_size(size_bytes)))?;
-    }
     let full = std::fs::canonicalize(path).with_context(|| format!("cannot find {}", path.shown()))?;
     let new = NewDevice {
         path: PathBytes(full.as_os_str().as_bytes().to_vec()),

@@ -4,7 +4,7 @@
 mod add;
 mod remove;
 
-pub(crate) use add::new_device;
+pub(crate) use add::{new_device, tell_of_discard};
 pub(crate) use remove::devids_of;
 
 use std::path::{Path, PathBuf};
@@ -160,7 +160,7 @@ fn scan(args: &ScanArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The primary superblock of a device or image, as it is.
-fn superblock_of(path: &Path) -> anyhow::Result<Superblock> {
+pub(crate) fn superblock_of(path: &Path) -> anyhow::Result<Superblock> {
     await_server(path)?;
     let device = match find_own(path)? {
         Some(found) => FileDevice::open_found_beside_writer(found, path)?,
