@@ -186,7 +186,7 @@ pub(crate) fn known(context: &Context<'_>, devid: u64) -> Result<DevId> {
     if context.fs.space_usage().devices.iter().any(|device| device.devid == devid) {
         return Ok(devid);
     }
-    let text = format!("there is no device {devid}; list the devices with: ubtrfs filesystem show");
+    let text = format!("there is no device {devid}; list the devices with: ubtrfs filesystem show PATH");
     Err(Failure::new(Errno::NODEV, text))
 }
 

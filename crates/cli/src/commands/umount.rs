@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use ubtrfs_control::{Channel, InMountOfOther, Request, Response, Way, balance, find_file};
+use ubtrfs_control::{Channel, InMountOfOther, Request, Response, Way, balance, find_file, replace};
 use ubtrfs_fuse::MountError;
 
 use super::place::await_server;
@@ -36,16 +36,17 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
             continue;
         }
         if let Err(error) = ubtrfs_fuse::unmount_with_helper(dir, args.lazy, &helper) {
-            let balance = matches!(error, MountError::Busy(_)).then(|| balance_advice(dir)).flatten();
-            let advice = balance.unwrap_or_else(|| full_host_advice(&error.to_string()).to_owned());
+            let work = matches!(error, MountError::Busy(_)).then(|| advice_about_work(dir)).flatten();
+            let advice = work.unwrap_or_else(|| full_host_advice(&error.to_string()).to_owned());
             status = print_error(&anyhow::anyhow!("{error}{advice}"));
         }
     }
     Ok(status)
 }
 
-/// The advice for a mount that is busy because of a balance; `None` if no balance runs, or if the user may not know.
-fn balance_advice(dir: &Path) -> Option<String> {
+/// The advice for a mount that is busy because of a balance or a replacement; `None` if none runs, or if the user may not
+/// know.
+fn advice_about_work(dir: &Path) -> Option<String> {
     // The server of another user's mount may never answer.
     if !matches!(find_file(dir, InMountOfOther::Refuse), Ok(Way::To(_))) {
         return None;
@@ -53,7 +54,20 @@ fn balance_advice(dir: &Path) -> Option<String> {
     let channel = Channel::mount(dir).ok()?;
     match channel.call(Request::Balance(balance::Request::Status), &[]).ok()? {
         Response::Balance(balance::Response::Status(Some(status))) if status.state != "paused" => {
-            Some(format!("; a balance is {}, end it with: ubtrfs balance cancel {}", status.state, dir.shown()))
+            return Some(format!(
+                "; a balance is {}, end it with: ubtrfs balance cancel {}",
+                status.state,
+                dir.shown()
+            ));
+        }
+        _ => {}
+    }
+    match channel.call(Request::Replace(replace::Request::Status), &[]).ok()? {
+        Response::Replace(replace::Response::Running(_)) => {
+            let dir = dir.shown();
+            Some(format!(
+                "; a device is being replaced, see: ubtrfs replace status {dir}; to end that: ubtrfs replace cancel {dir}"
+            ))
         }
         _ => None,
     }

@@ -2,10 +2,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::Value;
 use tempfile::TempDir;
-use ubtrfs_testkit::{LoopMount, capability, run as sh};
+use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_format::DevId;
+use ubtrfs_fs::{Fs, Job, MountOptions, ReplaceRequest};
+use ubtrfs_testkit::{LoopMount, btrfs_check_array, capability, run as sh};
 
 use crate::common::{ok, refused, text, ubtrfs};
 
@@ -216,4 +220,108 @@ fn a_device_of_a_mount_is_replaced_in_the_background() {
     linux.close().unwrap();
     assert!(theirs.contains("finished on") && theirs.contains("0 write errs, 0 uncorr. read errs"), "{theirs}");
     assert_eq!(ok(ubtrfs(["replace", "status", "-1", &b])), theirs);
+}
+
+/// Begins to replace device 1 by another one, and suspends that.
+fn interrupted(images: &[&str], new: &str) {
+    let open = |path: &str| Arc::new(FileDevice::open(path.as_ref(), Access::ReadWrite).unwrap()) as Arc<dyn Device>;
+    for _ in 0..10 {
+        let fs = Fs::open(images.iter().map(|image| open(image)).collect(), MountOptions::default()).unwrap();
+        let request = ReplaceRequest { devid: DevId(1), device: open(new), avoids_source: false };
+        let done = std::thread::scope(|scope| {
+            let replacing = scope.spawn(|| fs.replace_device(&request, &Job::new()));
+            while fs.replace_status().is_none_or(|status| status.done_bytes.0 == 0) && !replacing.is_finished() {
+                std::thread::yield_now();
+            }
+            fs.limit_replace(1 << 20);
+            fs.suspend_replace();
+            replacing.join().unwrap()
+        });
+        drop(request);
+        fs.close().unwrap();
+        if done.is_err() {
+            return;
+        }
+        // It was complete: device 1 is to be replaced back.
+        drop(fs);
+        ok(ubtrfs(["replace", "start", "-f", "1", images[0], new]));
+    }
+    panic!("no replacement is interrupted");
+}
+
+#[test]
+fn an_interrupted_replacement_goes_on_with_the_named_device_only() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    for (profile, members) in [("single", &["a.img"][..]), ("raid1", &["a.img", "b.img"])] {
+        let bed = Bed::new();
+        let images: Vec<String> = members.iter().map(|name| bed.at(name)).collect();
+        let images: Vec<&str> = images.iter().map(String::as_str).collect();
+        ok(ubtrfs([&["mkfs", "-q", "-b", "600M", "-d", profile][..], &images].concat()));
+        let file = bed.at("source");
+        fs::write(&file, (0..200 << 20_u32).step_by(4).flat_map(u32::to_le_bytes).collect::<Vec<u8>>()).unwrap();
+        ok(ubtrfs(["cp", &file, &format!("{}:/source", images[0])]));
+        // The new device of a filesystem on one device is not found beside it.
+        fs::create_dir(bed.path("away")).unwrap();
+        let (new, other) = (bed.blank("away/new.img", 600), bed.blank("other.img", 600));
+        interrupted(&images, &new);
+        let last = *images.last().unwrap();
+        let start = |new: &str| ubtrfs(["replace", "start", "1", new, last]);
+        for wrong in [&other, &bed.at("none.img")] {
+            let done = start(wrong);
+            let said = String::from_utf8_lossy(&done.stderr).into_owned();
+            assert!(!done.status.success() && said.contains(&format!("goes to another device than {wrong}")), "{said}");
+        }
+        assert!(fs::read(bed.path("other.img")).unwrap().iter().all(|byte| *byte == 0), "it is left alone");
+        let refuses = ["replacement of", "is not complete", "ubtrfs replace cancel"];
+        refused(&ubtrfs(["tune", "-m", last]), &refuses);
+        refused(&ubtrfs(["tune", "-m", last, &new]), &refuses);
+        let status = ok(ubtrfs(["replace", "status", "-1", last]));
+        assert!(status.contains("suspended") && !status.contains(" 1.Jan"), "{status}");
+        ok(start(&new));
+        let now: Vec<&str> = [&[new.as_str()], &images[1..]].concat();
+        btrfs_check_array(&now).unwrap();
+        let copy = bed.at("copy");
+        ok(ubtrfs(["cp", &format!("{new}:/source"), &copy]));
+        sh("cmp", [&file, &copy]).unwrap();
+    }
+}
+
+#[test]
+fn a_pipe_is_no_device() {
+    let bed = Bed::new();
+    let (image, pipe) = (bed.at("a.img"), bed.at("pipe"));
+    ok(ubtrfs(["mkfs", "-q", "-b", "300M", &image]));
+    sh("mkfifo", [&pipe]).unwrap();
+    for line in [
+        &["device", "add", &pipe, &image][..],
+        &["replace", "start", "1", &pipe, &image],
+        &["device", "ready", &pipe],
+        &["device", "scan", &pipe],
+    ] {
+        refused(&ubtrfs(line), &["is a pipe"]);
+    }
+}
+
+#[test]
+fn what_is_passed_over_in_a_damaged_image_is_told() {
+    let bed = Bed::new();
+    let image = bed.at("a.img");
+    ok(ubtrfs(["mkfs", "-q", "-b", "300M", &image]));
+    let content = "0123456789abcdef".repeat(4096);
+    fs::write(bed.path("file"), &content).unwrap();
+    ok(ubtrfs(["cp", &bed.at("file"), &format!("{image}:/file")]));
+    let mut raw = fs::read(&image).unwrap();
+    let place = raw.windows(64).position(|bytes| bytes == &content.as_bytes()[..64]).unwrap();
+    raw[place + 100] = b'!';
+    fs::write(&image, &raw).unwrap();
+    let from = format!("{image}:/file");
+    refused(&ubtrfs(["cat", &from]), &["checksum is"]);
+    for line in [&["cat", "-o", "ro,rescue=all", &from][..], &["export", "-o", "ro,rescue=all", &from]] {
+        let done = ubtrfs(line);
+        assert!(done.status.success(), "{done:?}");
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(said.starts_with("warning: data at ") && said.contains("is returned though it is damaged"), "{said}");
+    }
 }

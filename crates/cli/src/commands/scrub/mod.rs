@@ -412,6 +412,10 @@ fn tell(args: &StartArgs, filesystem: &Filesystem, record: &Record, report: &Rep
     if failed || report.devices.iter().any(|device| device.is_cancelled) {
         return Ok(ExitCode::FAILURE);
     }
+    let sum_of = |count: fn(&Counts) -> u64| report.devices.iter().map(|device| count(&device.counts)).sum::<u64>();
+    if is_progs() && !args.detached && sum_of(|counts| counts.corrected_errors) > 0 {
+        print_err("WARNING: errors detected during scrubbing, corrected");
+    }
     if report.devices.iter().any(|device| device.counts.uncorrectable_errors > 0) {
         match is_progs() {
             _ if args.detached => {}
