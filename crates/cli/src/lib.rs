@@ -55,7 +55,7 @@ enum Format {
 /// The commands of the program; each variant has an arm in `run`.
 #[derive(Subcommand)]
 enum Command {
-    Mkfs(commands::mkfs::Args),
+    Mkfs(Box<commands::mkfs::Args>),
     Mount(commands::mount::Args),
     Umount(commands::umount::Args),
     Sync(commands::sync::Args),
@@ -97,7 +97,7 @@ enum Command {
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Mkfs(args) => commands::mkfs::run(args),
+        Command::Mkfs(args) => commands::mkfs::run(*args),
         Command::Mount(args) => commands::mount::run(args),
         Command::Umount(args) => commands::umount::run(args),
         Command::Sync(args) => commands::sync::run(args),

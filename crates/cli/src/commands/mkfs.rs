@@ -31,7 +31,10 @@ use uuid::Uuid;
 
 use super::filesystem::shrink_image;
 use super::inspect;
+use super::offline::copy::FillOptions;
+use super::offline::copy::new_flags::{self, NewFlags};
 use super::offline::copy::new_subvolume::{self, NewSubvolume};
+use super::offline::copy::owners::{IdRange, OwnerMap, parse_range};
 use super::offline::import::parse_owner;
 use super::offline::text::printable;
 use super::offline::{Use, copy, open_device, with_devices};
@@ -86,6 +89,21 @@ pub(crate) struct Args {
     /// default-ro. Can be given several times.
     #[arg(short = 'u', long = "subvol", value_name = "[TYPE:]PATH", value_parser = new_subvolume::parse, requires = "rootdir")]
     subvolumes: Vec<NewSubvolume>,
+    /// With --rootdir, set flags of a file, or of all files below a directory: nodatacow, or nodatasum. Can be given
+    /// several times.
+    #[arg(long, value_name = "FLAGS:PATH", value_parser = new_flags::parse, requires = "rootdir")]
+    inode_flags: Vec<NewFlags>,
+    /// With --rootdir, the owner of all files.
+    #[arg(long, value_name = "UID:GID", value_parser = parse_owner, requires = "rootdir",
+        conflicts_with_all = ["map_users", "map_groups"])]
+    owner: Option<(u32, u32)>,
+    /// With --rootdir, give COUNT users from FROM on the numbers from TO on. Can be given several times; other users are
+    /// refused then.
+    #[arg(long, value_name = "FROM:TO:COUNT", value_parser = parse_range, requires = "rootdir")]
+    map_users: Vec<IdRange>,
+    /// The same for groups.
+    #[arg(long, value_name = "FROM:TO:COUNT", value_parser = parse_range, requires = "rootdir")]
+    map_groups: Vec<IdRange>,
     /// With --rootdir, compress files: zstd, zlib, lzo or no, with an optional level, as in zstd:9.
     #[arg(long, value_name = "ALGO[:LEVEL]", value_parser = parse_compression, requires = "rootdir")]
     compress: Option<MountOptions>,
@@ -139,6 +157,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         refuse_inside(path, dir)?;
         new_subvolume::check(&args.subvolumes, dir)?;
+        new_flags::check(&args.inode_flags, dir)?;
     }
     let mut targets = Vec::new();
     for path in &args.devices {
@@ -350,7 +369,9 @@ impl Target {
 /// Copies a directory into the new filesystem, and returns the number of files that were not copied (I3).
 fn fill(args: &Args, target: &Target, device: Arc<dyn Device>, dir: &Path) -> anyhow::Result<u64> {
     let fill = |fs: &Fs| {
-        let nr_failed = copy::fill(fs, target.path(), target.named_path(), dir, &args.subvolumes)?;
+        let owners = OwnerMap { owner: args.owner, users: &args.map_users, groups: &args.map_groups };
+        let options = FillOptions { subvolumes: &args.subvolumes, flags: &args.inode_flags, owners };
+        let nr_failed = copy::fill(fs, target.path(), target.named_path(), dir, options)?;
         if let Some((uid, gid)) = args.root_owner {
             let owner = SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() };
             fs.setattr(fs.root(), &owner, &Caller::ROOT)?;

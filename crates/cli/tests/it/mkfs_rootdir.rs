@@ -75,7 +75,7 @@ fn directories_become_subvolumes_of_the_wanted_kinds() {
     refuses(&["usr/code"], &["is not a directory"]);
     refuses(&["usr", "ro:usr/"], &["given twice"]);
     refuses(&["default:usr", "default-ro:home"], &["choose one"]);
-    refuses(&["../root"], &["names no directory below --rootdir"]);
+    refuses(&["../root"], &["names nothing below --rootdir"]);
 }
 
 #[test]
@@ -223,4 +223,56 @@ fn equal_trees_give_equal_images_with_a_fixed_time() {
         .unwrap();
     assert!(!refused.status.success() && !source.path("b.img").exists());
     assert!(String::from_utf8_lossy(&refused.stderr).contains("SOURCE_DATE_EPOCH is 'today'"));
+}
+
+/// Flags that the kernel shows, and the numbers of checksums, which the second checker counts.
+#[test]
+fn files_get_the_wanted_owners_and_flags() {
+    if !capability::kernel_oracle() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let source = Source::new();
+    let (root, image) = (source.at("root"), source.at("a.img"));
+    let owned = |name: &str, uid: u32, gid: u32| {
+        std::os::unix::fs::lchown(source.path(name), Some(uid), Some(gid)).unwrap();
+    };
+    owned("root/home/user", 1000, 100);
+    owned("root/home/user/notes", 100_005, 0);
+    let mkfs = |options: &[&str]| ubtrfs(["mkfs", "-q", "-f", "-r", &root].iter().chain(options).chain([&&*image]));
+    let seen = |paths: &[&str]| {
+        judge(image.as_ref(), "", &[]).unwrap();
+        let linux = LoopMount::new(image.as_ref(), "ro").unwrap();
+        let facts: Vec<String> = paths
+            .iter()
+            .map(|path| {
+                let path = text(&linux.path().join(path));
+                let owner = sh("stat", ["-c", "%u:%g", &path]).unwrap();
+                let flags = sh("lsattr", ["-d", &path]).unwrap();
+                let is_nocow = flags.split(' ').next().unwrap().contains('C');
+                format!("{} {}", owner.trim(), if is_nocow { "C" } else { "-" })
+            })
+            .collect();
+        sh("diff", ["-r", &root, &text(linux.path())]).unwrap();
+        linux.close().unwrap();
+        facts
+    };
+    let paths = ["home", "home/user", "home/user/notes", "usr/lib/code"];
+    ok(mkfs(&[
+        "--compress=zstd",
+        "--map-users=0:0:1",
+        "--map-users=1000:500:1",
+        "--map-users=100000:1:65535",
+        "--map-groups=0:7:200",
+        "--inode-flags=nodatacow:home/user",
+        "--inode-flags=nodatasum:usr",
+    ]));
+    assert_eq!(seen(&paths), ["0:7 -", "500:107 C", "6:7 C", "0:7 -"]);
+    ok(mkfs(&["--owner=3:4", "--inode-flags=nodatacow:home/user/notes"]));
+    assert_eq!(seen(&paths), ["3:4 -", "3:4 -", "3:4 C", "3:4 -"]);
+    // A file whose owner is in no range is named, and all others are copied.
+    let done = mkfs(&["--map-users=0:0:1", "--map-users=1000:500:1"]);
+    refused(&done, &["notes", "its user 100005 is in no range of --map-users", "1 file was not copied"]);
+    refused(&mkfs(&["--map-users=1:2"]), &["FROM:TO:COUNT"]);
+    refused(&mkfs(&["--inode-flags=append:usr"]), &["nodatacow or nodatasum"]);
+    refused(&mkfs(&["--inode-flags=nodatasum:none"]), &["does not exist", "nothing was made"]);
 }

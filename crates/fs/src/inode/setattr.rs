@@ -158,8 +158,9 @@ impl Fs {
     }
 
     /// Sets each flag that `mask` contains to its state in `flags`. The compression method stays as it is, whereas
-    /// FS_IOC_SETFLAGS would reset it.
-    pub(crate) fn set_flags_of(&self, id: InodeId, mask: InodeFlags, flags: InodeFlags) -> Result<()> {
+    /// FS_IOC_SETFLAGS would reset it. Flags about data take effect on what is written afterwards, so they belong on
+    /// empty files.
+    pub fn set_flags_of(&self, id: InodeId, mask: InodeFlags, flags: InodeFlags) -> Result<()> {
         let inode = self.inode_to_change(id)?;
         let reservation = self.context.reserve(Purpose::Change(SETATTR_ITEMS))?;
         let mut state = inode.write()?;

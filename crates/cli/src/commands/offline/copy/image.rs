@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use ubtrfs_format::item::InodeFlags;
 use ubtrfs_fs::{
     Attr, Caller, Error, Fs, InodeId, NewInode, RenameFlags, SetAttr, SetTime, XattrFlags, mode, rdev_from_parts,
     rdev_parts,
@@ -19,6 +20,7 @@ use super::super::target::temporary_name;
 use super::super::text::printable;
 use super::super::{ImagePath, child_path, data_ranges, join, normal_names, read_names, read_pieces, type_of};
 use super::dir_chain::DirChain;
+use super::new_flags::{NewFlags, flags_at};
 use super::new_subvolume::NewSubvolume;
 use super::{Attributes, From, Info, Piece, Times, To, Xattrs};
 use crate::common::{Shown, calling_user};
@@ -34,6 +36,8 @@ pub(super) struct Image<'f> {
     dirs: RefCell<DirChain<InodeId>>,
     /// Directories that become subvolumes.
     pub(super) subvolumes: &'f [NewSubvolume],
+    /// Flags of new files.
+    pub(super) flags: &'f [NewFlags],
     /// A temporary path, and the path that messages have in its place.
     shown_as: Option<(Vec<u8>, Vec<u8>)>,
     /// Symbolic links that this copy made.
@@ -68,6 +72,7 @@ impl<'f> Image<'f> {
             top: top.to_vec(),
             dirs: RefCell::new(DirChain::new(usize::MAX)),
             subvolumes: &[],
+            flags: &[],
             shown_as: None,
             made_links: RefCell::default(),
         }
@@ -185,6 +190,13 @@ impl<'f> Image<'f> {
         }
         self.set_xattrs_of(id, &attributes.xattrs)?;
         attributes.times.map_or(Ok(()), |times| self.set_times_of(id, times))
+    }
+
+    fn set_flags(&self, id: InodeId, flags: InodeFlags) -> anyhow::Result<()> {
+        if flags.is_empty() {
+            return Ok(());
+        }
+        self.fs.set_flags_of(id, flags, flags).context("cannot set its flags")
     }
 
     fn set_owner_of(&self, id: InodeId, owner: (u32, u32), bits: u32) -> anyhow::Result<()> {
@@ -310,11 +322,15 @@ impl To for Image<'_> {
     }
 
     fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<Option<InodeId>> {
-        if !self.subvolumes.iter().any(|new| new.is_at(path)) {
-            return self.create(path, NewInode::dir(mode)).map(Some);
-        }
-        let Some((dir, name)) = self.parent(path)? else { bail!("the root directory exists") };
-        Ok(Some(self.fs.create_subvolume(dir, &name, &caller())?))
+        let made = match self.subvolumes.iter().any(|new| new.is_at(path)) {
+            false => self.create(path, NewInode::dir(mode))?,
+            true => {
+                let Some((dir, name)) = self.parent(path)? else { bail!("the root directory exists") };
+                self.fs.create_subvolume(dir, &name, &caller())?
+            }
+        };
+        self.set_flags(made, flags_at(self.flags, path, true))?;
+        Ok(Some(made))
     }
 
     fn make_link(&self, path: &[u8], target: &[u8]) -> anyhow::Result<()> {
@@ -343,6 +359,8 @@ impl To for Image<'_> {
         let temporary = temporary_name();
         let made = if old.is_some() { &temporary } else { &name };
         let id = self.fs.create(dir, made, NewInode::file(info.mode), &caller())?.id;
+        // Flags about data only take effect on an empty file.
+        self.set_flags(id, flags_at(self.flags, path, false))?;
         self.fs.open_inode(id)?;
         let finished = self.fill_file(id, info, fill).and_then(|()| {
             if let Some(old) = old.as_ref().filter(|old| type_of(old.mode) == mode::REGULAR) {

@@ -5,7 +5,9 @@
 mod dir_chain;
 mod host;
 mod image;
+pub(crate) mod new_flags;
 pub(crate) mod new_subvolume;
+pub(crate) mod owners;
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -21,7 +23,9 @@ use ubtrfs_fs::{Fs, InodeId, mode};
 
 use self::host::{Host, HostTarget};
 use self::image::Image;
+use self::new_flags::NewFlags;
 use self::new_subvolume::NewSubvolume;
+use self::owners::OwnerMap;
 use super::text::printable;
 use super::{
     ImageOptions, ImagePath, PATTERNS_HELP, Use, VisitedDirs, child_path, identity_of, is_same_image, join,
@@ -255,28 +259,39 @@ fn copy_from_one_place(args: &Args, sources: &[Place], target: &Place) -> anyhow
     }
 }
 
+/// How the content of a new filesystem differs from its source.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FillOptions<'a> {
+    /// Directories that become subvolumes.
+    pub(crate) subvolumes: &'a [NewSubvolume],
+    /// Flags of files.
+    pub(crate) flags: &'a [NewFlags],
+    /// Owners of files.
+    pub(crate) owners: OwnerMap<'a>,
+}
+
 /// Copies the content of a directory of the host to the root of an image, as `cp -a DIR/. IMAGE:/` does. Prints each
 /// file that cannot be copied, and returns the number of these files. Fails if the image accepts no more data.
 /// Messages name the image by `shown_image`, because a new image has a temporary path.
-/// Directories at the paths of `subvolumes` become subvolumes.
 pub(crate) fn fill(
     fs: &Fs,
     image: &Path,
     shown_image: &Path,
     dir: &Path,
-    subvolumes: &[NewSubvolume],
+    options: FillOptions<'_>,
 ) -> anyhow::Result<u64> {
     let args = Args::archive();
     let path = dir.as_os_str().as_bytes().to_vec();
     let mut to = Image::new(fs, shown_image);
-    to.subvolumes = subvolumes;
+    (to.subvolumes, to.flags) = (options.subvolumes, options.flags);
     let info = Host.info(&path, true)?.with_context(|| format!("{} does not exist", dir.shown()))?;
     let mut copy = Copy::new(&args, &Host, &to, false);
     copy.image = identity_of(image);
     copy.ends_with_target = true;
+    copy.owners = options.owners;
     copy.tree(path, b"/".to_vec(), info)?;
     let nr_failed = copy.nr_failed;
-    new_subvolume::finish(subvolumes, fs)?;
+    new_subvolume::finish(options.subvolumes, fs)?;
     Ok(nr_failed)
 }
 
@@ -300,6 +315,8 @@ struct Copy<'a> {
     to: &'a dyn To,
     /// Whether source and target are in one image.
     shared: bool,
+    /// How the source's owners are changed, if they are kept.
+    owners: OwnerMap<'a>,
     /// The image that is written to, which cannot be a source.
     image: Option<(u64, u64)>,
     /// Directories of the source image that the copy has visited.
@@ -337,6 +354,7 @@ impl<'a> Copy<'a> {
             from,
             to,
             shared,
+            owners: OwnerMap::default(),
             image: None,
             passed,
             made: HashSet::new(),
@@ -520,8 +538,12 @@ impl<'a> Copy<'a> {
 
     fn attributes(&self, path: &[u8], info: &Info) -> anyhow::Result<Attributes> {
         let preserve = self.args.preserve;
+        let owner = match self.args.owner {
+            None if preserve => Some(self.owners.owner_of((info.uid, info.gid))?),
+            owner => owner,
+        };
         Ok(Attributes {
-            owner: self.args.owner.or(preserve.then_some((info.uid, info.gid))),
+            owner,
             mode: info.mode,
             xattrs: if preserve { self.from.xattrs(path)? } else { Xattrs::new() },
             times: preserve.then(|| kept_times(info)),

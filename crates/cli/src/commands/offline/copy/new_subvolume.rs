@@ -24,12 +24,17 @@ pub(crate) fn parse(text: &str) -> Result<NewSubvolume, String> {
     let kinds = [("rw:", false, false), ("ro:", true, false), ("default:", false, true), ("default-ro:", true, true)];
     let found = kinds.iter().find_map(|(name, ro, default)| Some((text.strip_prefix(name)?, *ro, *default)));
     let (path, is_read_only, is_default) = found.unwrap_or((text, false, false));
+    Ok(NewSubvolume { path: path_below_source(path)?, is_read_only, is_default })
+}
+
+/// The path in the source and in the filesystem, as `/a/b`, that an option names.
+pub(super) fn path_below_source(text: &str) -> Result<Vec<u8>, String> {
     let names: Vec<&[u8]> =
-        path.as_bytes().split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")).collect();
+        text.as_bytes().split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")).collect();
     if names.is_empty() || names.contains(&&b".."[..]) {
-        return Err(format!("'{text}' names no directory below --rootdir"));
+        return Err(format!("'{text}' names nothing below --rootdir"));
     }
-    Ok(NewSubvolume { path: join(&names), is_read_only, is_default })
+    Ok(join(&names))
 }
 
 /// Fails unless each path is a directory of the source, is given once, and at most one is the default.
