@@ -11,9 +11,14 @@ use ubtrfs_testkit::capability::program;
 
 /// Runs a command in a directory; `mib` is the limit of the command's address space in MiB; 0 means no limit.
 fn run(dir: &Path, mib: u64, line: &str) -> Output {
+    command(dir, mib, &format!("timeout 120 {} {line}", env!("CARGO_BIN_EXE_ubtrfs"))).output().unwrap()
+}
+
+fn command(dir: &Path, mib: u64, line: &str) -> Command {
     let limit = if mib == 0 { String::new() } else { format!("ulimit -v {}; ", mib << 10) };
-    let command = format!("{limit}exec timeout 120 {} {line}", env!("CARGO_BIN_EXE_ubtrfs"));
-    Command::new("sh").args(["-c", &command]).current_dir(dir).stdin(Stdio::null()).output().unwrap()
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("{limit}exec {line}")]).current_dir(dir).stdin(Stdio::null());
+    command
 }
 
 fn header(name: &str, kind: u8, size: usize) -> Vec<u8> {
@@ -120,23 +125,17 @@ fn no_archive_takes_more_memory_than_one_budget() {
         let archive = format!("{name}.tar.zst");
         assert!(fs::metadata(dir.join(&archive)).unwrap().len() < 12 << 20, "{name}");
         // The limit is on address space, in which threads' stacks and the allocator's arenas count in full.
-        let output = run(dir, 2048, &format!("import --memory 64M {archive} a.img:/{name}"));
+        let (output, peak) = run_with_peak(dir, 2048, &format!("import --memory 64M {archive} a.img:/{name}"));
         refused(&output, &[]);
-        let peak = peak_mib(dir, &format!("import --memory 64M {archive} a.img:/{name}"));
         assert!(peak < 500, "{name}: {peak} MiB");
         ok(run(dir, 0, "check a.img"));
     }
 }
 
-/// The peak resident memory of a command.
-fn peak_mib(dir: &Path, line: &str) -> u64 {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_ubtrfs"))
-        .args(line.split(' '))
-        .current_dir(dir)
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+/// The result of a command, as of [`run`], and its peak resident memory in MiB. It may print only a few lines.
+fn run_with_peak(dir: &Path, mib: u64, line: &str) -> (Output, u64) {
+    let mut command = command(dir, mib, &format!("{} {line}", env!("CARGO_BIN_EXE_ubtrfs")));
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let status = format!("/proc/{}/status", child.id());
     let mut peak = 0;
     while child.try_wait().unwrap().is_none() {
@@ -146,7 +145,7 @@ fn peak_mib(dir: &Path, line: &str) -> u64 {
         peak = peak.max(kib.and_then(|kib| kib.parse().ok()).unwrap_or(0));
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    peak >> 10
+    (child.wait_with_output().unwrap(), peak >> 10)
 }
 
 /// Makes an archive of `members`, in their order. `d/` is a directory, `l -> target` a symbolic link, `h => target` a

@@ -90,6 +90,12 @@ impl Bed {
         const O_EXCL: i32 = 0o200;
         fs::File::options().read(true).custom_flags(O_EXCL).open(Path::new(self.device.path()))
     }
+
+    /// A program that another test is just starting has the server's descriptors for a moment.
+    #[track_caller]
+    fn wait_until_free(&self) {
+        wait_until("the device is free", || self.claim().is_ok());
+    }
 }
 
 impl Drop for Bed {
@@ -197,7 +203,7 @@ fn sync_and_umount_of_a_block_device_wait_for_the_commit() {
     // Plain umount(2), without the program.
     unmount(bed.dir.path(), UnmountFlags::NOFOLLOW).unwrap();
     assert_eq!(bed.on_disk("last").unwrap().len(), 5_000_000);
-    drop(bed.claim().unwrap());
+    bed.wait_until_free();
 
     // The server may not have ended yet; a new mount waits for its end.
     bed.mount("ro");
@@ -314,7 +320,7 @@ fn a_server_commits_after_umount_by_force() {
         let output = server.wait_with_output().unwrap();
         assert!(output.status.success(), "{flag}: {}", String::from_utf8_lossy(&output.stderr));
         assert_eq!(bed.on_disk("last").map(|content| content.len()), Some(5_000_000), "{flag}");
-        drop(bed.claim().unwrap());
+        bed.wait_until_free();
     }
 }
 
@@ -384,7 +390,7 @@ fn a_server_commits_after_an_abort_that_leaves_the_mount() {
         if bed.kind().is_some() {
             unmount(bed.dir.path(), UnmountFlags::NOFOLLOW).unwrap();
         }
-        drop(bed.claim().unwrap());
+        bed.wait_until_free();
     }
     run("umount", [point]).unwrap();
 }
