@@ -102,6 +102,16 @@ impl Array {
         is_other && members.remove(&item.devid.0).is_some()
     }
 
+    /// Whether the given device of this id is the seed device that the item names.
+    pub(crate) fn is_seed_of(&self, item: &DevItem) -> bool {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        let is_same = |member: &Member| {
+            let own = &member.superblock.dev_item;
+            member.is_seed && (own.uuid, own.fsid) == (item.uuid, item.fsid)
+        };
+        members.get(&item.devid.0).is_some_and(is_same)
+    }
+
     pub(crate) fn has(&self, devid: DevId) -> bool {
         self.device(devid).is_some()
     }

@@ -97,7 +97,9 @@ pub(crate) fn run(
         let cause = FormatError::Value { what: "superblock", field: "chunk_root", value: sb.chunk_root.0, expected };
         return Err(Corrupt::new(cause).at(sb.chunk_root).into());
     }
-    let ctx = CheckContext::new(&sb).for_reading_only(true);
+    let seeds: Vec<_> =
+        members.iter().filter(|member| member.is_seed).map(|seed| seed.superblock.node_fsid()).collect();
+    let ctx = CheckContext::new(&sb).with_seeds(&seeds).for_reading_only(true);
     let hash = Hash::random();
     let mut checker = Checker {
         array: &array,
@@ -132,7 +134,7 @@ pub(crate) fn run(
         sb,
         ctx,
     };
-    for member in &members {
+    for member in members.iter().filter(|member| !member.is_seed) {
         superblock::check_mirrors(member, &checker.sb, &mut checker.sink);
     }
     let complete = checker.all();

@@ -79,11 +79,12 @@ impl<'a> Checker<'a> {
     fn compare_members(&mut self) {
         for (item, place) in self.device_extents.items.values() {
             let (devid, uuid) = (item.devid, item.uuid);
-            if self.array.remove_other(item) {
+            let is_seed = item.fsid != self.sb.node_fsid() && self.array.is_seed_of(item);
+            if self.array.remove_other(item) && !is_seed {
                 let text = format!("the given device {devid} is not the filesystem's, which has the uuid {uuid}");
                 self.sink.report(Code::Device, *place, text);
             }
-            if item.fsid != self.sb.node_fsid() {
+            if item.fsid != self.sb.node_fsid() && self.array.has(devid) && !is_seed {
                 let text = format!("device {devid} belongs to filesystem {}", item.fsid);
                 self.sink.report(Code::Device, *place, text);
             }
@@ -100,6 +101,9 @@ impl<'a> Checker<'a> {
         }
         for member in self.array.members() {
             let own = &member.superblock.dev_item;
+            if member.is_seed {
+                continue;
+            }
             let Some((item, place)) = self.device_extents.items.get(&own.devid.0) else {
                 let text = format!("{} is device {}, which has no device item", member.device.describe(), own.devid);
                 self.sink.report(Code::Device, Place::tree(RootId::CHUNK_TREE), text);

@@ -7,12 +7,16 @@
 //!   counts, because a sync of the log writes the members one after the other.
 //! - I3. If several devices are given, a device without a valid superblock is reported and counts as missing.
 //! - I4. A device with the id 0 is the new device of a replacement that is not complete. It is not checked.
+//! - I5. A device of a seed filesystem, on which this one builds, is read like the others. Its own superblock says nothing
+//!   about this filesystem. The chunk tree tells which seed device belongs to it.
 
 use std::sync::Arc;
 
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::superblock::{Incompat, MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use ubtrfs_format::superblock::{
+    Incompat, MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, flags,
+};
 use ubtrfs_format::{FormatError, check_superblock};
 
 use crate::problem::{Code, Place, Sink};
@@ -37,6 +41,8 @@ const READABLE: Incompat = Incompat::MIXED_BACKREF
 pub(crate) struct Member {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) superblock: Superblock,
+    /// Whether it is a device of a seed (I5).
+    pub(crate) is_seed: bool,
 }
 
 /// Finds the superblocks of the devices. Returns the newest superblock and all members.
@@ -45,13 +51,14 @@ pub(crate) fn find(devices: Vec<Arc<dyn Device>>, sink: &mut Sink<'_>) -> Result
     let (mut members, mut failed) = (Vec::new(), Vec::new());
     for device in devices {
         match superblock_of(&*device) {
-            Ok(superblock) => members.push(Member { device, superblock }),
+            Ok(superblock) => members.push(Member { device, superblock, is_seed: false }),
             Err(error) => failed.push(error),
         }
     }
     // I4
     let has_others = members.iter().any(|member: &Member| !member.superblock.is_replacement_target());
     members.retain(|member| !has_others || !member.superblock.is_replacement_target());
+    let seeds = take_seeds(&mut members);
     let age = |member: &&Member| (member.superblock.generation, member.superblock.log_root.0 != 0);
     // The first member of the newest age.
     let Some(newest) = members.iter().rev().max_by_key(age) else {
@@ -70,10 +77,29 @@ pub(crate) fn find(devices: Vec<Arc<dyn Device>>, sink: &mut Sink<'_>) -> Result
             });
         }
     }
+    for seed in seeds {
+        // Of several seeds beside a device, the named one comes first.
+        let devid = seed.superblock.dev_item.devid;
+        if !members.iter().any(|member| member.superblock.dev_item.devid == devid) {
+            members.push(seed);
+        }
+    }
     for error in failed.iter().filter(|_| nr_given > 1) {
         sink.report(Code::Device, Place::default(), format!("a given device counts as missing: {error}"));
     }
     Ok((newest, members))
+}
+
+/// Takes the devices of seeds out of the given ones (I5). If all are of seeds, those with the most devices are the
+/// filesystem: a seed may build on another one.
+fn take_seeds(members: &mut Vec<Member>) -> Vec<Member> {
+    let is_seed = |member: &Member| member.superblock.flags & flags::SEEDING != 0;
+    let top = members.iter().max_by_key(|member| (!is_seed(member), member.superblock.num_devices));
+    let Some(top) = top.map(|member| member.superblock.fsid) else { return Vec::new() };
+    let (seeds, own): (Vec<Member>, Vec<Member>) =
+        std::mem::take(members).into_iter().partition(|member| is_seed(member) && member.superblock.fsid != top);
+    *members = own;
+    seeds.into_iter().map(|seed| Member { is_seed: true, ..seed }).collect()
 }
 
 fn check_member(member: &Member, newest: &Superblock) -> Result<()> {

@@ -18,6 +18,8 @@
 //!   place has a device item of a later generation, and is found alone. Naming the older one is an error.
 //! - I8. A replacement that is not complete has a new device with the id 0, which the number of devices does not count. It
 //!   is searched for filesystems with several devices: the only device of a filesystem needs no search, which may take long.
+//! - I9. Superblocks do not tell on which seed a filesystem builds. So if devices are missing, all seed devices are found, as
+//!   far as I1 and I3 allow; the caller uses the ones that the trees name.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,7 +30,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 use ubtrfs_format::print::escaped;
-use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, flags};
 use ubtrfs_format::{DevId, check_superblock};
 use uuid::Uuid;
 
@@ -81,9 +83,13 @@ impl fmt::Display for MissedChanges {
 /// Two devices that were found have the same device id (I4).
 pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
     let known: Vec<Member> = given.iter().filter_map(|path| Member::of(path, OFlags::empty())).collect();
-    let nr_known = known.iter().filter(|member| member.devid != TARGET_DEVID).count() as u64;
+    let top = known.iter().find(|member| !member.is_seed).or(known.first());
+    let counts = |member: &&Member| {
+        member.devid != TARGET_DEVID && (member.is_seed || top.is_some_and(|top| top.fsid == member.fsid))
+    };
+    let nr_known = known.iter().filter(counts).count() as u64;
     let has_all = |first: &&Member| nr_known >= first.nr_devices;
-    let Some(first) = known.first().filter(|first| !has_all(first) || first.nr_devices > 1) else {
+    let Some(first) = top.filter(|first| !has_all(first) || first.nr_devices > 1) else {
         return Ok(FoundMembers::default());
     };
     let only_target = has_all(&first);
@@ -95,9 +101,16 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
         false => known.iter().any(|given| !given.is_block && given.owner == member.owner),
     };
     let mut found: BTreeMap<u64, Vec<Member>> = BTreeMap::new();
+    let mut seeds: Vec<Member> = Vec::new();
     for path in candidates(given) {
         let Some(member) = Member::of(&path, OFlags::NOFOLLOW) else { continue };
         if only_target && member.devid != TARGET_DEVID {
+            continue;
+        }
+        if member.is_seed && member.fsid != first.fsid && is_trusted(&member) {
+            if !known.iter().chain(&seeds).any(|other| other.place == member.place) {
+                seeds.push(member);
+            }
             continue;
         }
         if member.fsid != first.fsid || !is_trusted(&member) || known.iter().any(|other| other.place == member.place) {
@@ -150,7 +163,17 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
             [_] => members.found.extend(whole.into_iter().map(|member| member.path)),
         }
     }
+    // I9
+    let nr_found = members.found.len() as u64;
+    if nr_known.saturating_add(nr_found) < first.nr_devices {
+        members.found.extend(seeds.into_iter().map(|seed| seed.path));
+    }
     Ok(members)
+}
+
+/// Whether a path is a device of a seed filesystem, which is never written.
+pub fn is_seed(path: &Path) -> bool {
+    Member::of(path, OFlags::empty()).is_some_and(|member| member.is_seed)
 }
 
 /// The error for two devices with the same device id (I4).
@@ -191,6 +214,8 @@ struct Member {
     nr_devices: u64,
     /// The generation of the newest valid superblock; `None` if no copy is valid.
     generation: Option<u64>,
+    /// Whether its filesystem is a seed.
+    is_seed: bool,
     /// The generation of its device item: since then, it is this device of the filesystem.
     since: u64,
 }
@@ -237,6 +262,7 @@ impl Member {
             devid: superblock.dev_item.devid.0,
             nr_devices: superblock.num_devices,
             generation: is_valid.then_some(superblock.generation.0),
+            is_seed: is_valid && superblock.flags & flags::SEEDING != 0,
             since: if is_valid { superblock.dev_item.generation } else { 0 },
         })
     }

@@ -17,6 +17,19 @@ use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock}
 use crate::LoopArray;
 use crate::command::untroubled;
 
+/// The errors that `ubtrfs check` finds on the devices of a filesystem, data included.
+pub fn ubtrfs_check_errors(devices: Vec<Arc<dyn Device>>) -> Result<Vec<String>> {
+    let options = ubtrfs_check::Options { data_csums: true, ..ubtrfs_check::Options::default() };
+    let mut errors = Vec::new();
+    let report = ubtrfs_check::check(devices, options, &(), &mut |problem| {
+        if problem.code.is_error() {
+            errors.push(problem.to_string());
+        }
+    })?;
+    ensure!(report.complete, "the check is not complete: {errors:?}");
+    Ok(errors)
+}
+
 /// Fails with the checkers' output unless `btrfs check` and [`second_opinion`] find the filesystem clean.
 pub fn btrfs_check(image: &Path) -> Result<()> {
     by_btrfs(image, false)?;

@@ -60,7 +60,7 @@ mod unflushed;
 use check::opinion_without_quotas;
 pub use check::{
     QuotaNumbers, btrfs_check, btrfs_check_after_failures, btrfs_check_array, btrfs_check_output, check_quotas,
-    quota_report, second_opinion,
+    quota_report, second_opinion, ubtrfs_check_errors,
 };
 pub use command::{run, run_with_input};
 pub use corruptor::{Corruption, Corruptor, Damage};

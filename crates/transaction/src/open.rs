@@ -183,7 +183,8 @@ impl Loaded {
         let rescue = options.rescue;
         let geometry = geometry_of(&superblock)?;
         let nodesize = usize::try_from(geometry.nodesize).unwrap_or(usize::MAX);
-        let check = CheckContext::new(&superblock).with_csum(!rescue.ignore_meta_csums);
+        let check =
+            CheckContext::new(&superblock).with_seeds(&volumes.seed_fsids()).with_csum(!rescue.ignore_meta_csums);
         let store = Arc::new(NodeStore::new(Arc::clone(&volumes), check, nodesize, cache_bytes));
         let chunk_tree_uuid = load_chunk_tree(&volumes, &store, &superblock)?;
         // Profiles and missing devices are known now, because the chunk map is loaded.

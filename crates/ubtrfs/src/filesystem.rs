@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use ubtrfs_device::{Access, Device, FileDevice, MemoryDevice, find_members, lock_order};
+use ubtrfs_device::{Access, Device, FileDevice, MemoryDevice, find_members, is_seed, lock_order};
 use ubtrfs_fs::{Attr, Caller, Fs, InodeId, MountOptions, NewInode};
 use ubtrfs_mkfs::{MkfsOptions, MkfsReport};
 
@@ -222,6 +222,8 @@ impl Filesystem {
         let mut opened: Vec<Option<Arc<dyn Device>>> = vec![None; paths.len()];
         for index in lock_order(&paths) {
             let (path, is_found) = (&paths[index], index >= nr_given);
+            // Nothing is ever written to a seed.
+            let access = if is_seed(path) { Access::ReadOnly } else { access };
             match FileDevice::open(path, access) {
                 Err(error) if is_found && options.degraded && error.is_of_device() => {
                     tracing::warn!("a device is not used, and counts as missing: {error}");

@@ -30,6 +30,7 @@ mod migration;
 mod ownership;
 mod profile;
 mod recovery;
+mod seed;
 mod set;
 mod signature;
 mod superblock;

@@ -115,6 +115,8 @@ pub(crate) struct Member {
     /// The device that gets all writes too, and whether there is one.
     twin: RwLock<Option<Arc<Twin>>>,
     has_twin: AtomicBool,
+    /// Whether it is a device of a seed (see `seed`).
+    is_seed: bool,
     /// Whether the device has taken the place of another one, and no commit that says so has ended yet.
     is_promoted: AtomicBool,
     /// What the [`DeviceRecord`] that the last commit stored says.
@@ -172,6 +174,7 @@ impl Member {
             stats_changed: AtomicBool::new(found_root.1 < newest),
             twin: RwLock::default(),
             has_twin: AtomicBool::new(false),
+            is_seed: false,
             is_promoted: AtomicBool::new(false),
             record: Mutex::default(),
         }
@@ -207,6 +210,15 @@ impl Member {
         let mut current = self.twin.write();
         self.has_twin.store(twin.is_some(), Ordering::Release);
         *current = twin;
+    }
+
+    /// Makes it a device of a seed.
+    pub(crate) fn into_seed(self) -> Self {
+        Self { is_seed: true, ..self }
+    }
+
+    pub(crate) fn is_seed(&self) -> bool {
+        self.is_seed
     }
 
     pub(crate) fn is_promoted(&self) -> bool {

@@ -19,6 +19,8 @@
 //!   device that has its id now has a device item of a later generation. The older device is left out.
 //! - I7. A device with the id 0 is the new device of a replacement, and no member. Only a running or suspended replacement
 //!   uses it (see `twin`).
+//! - I8. A seed device belongs to another filesystem, on which this one builds (see `seed`). It is never the newest member,
+//!   and no history is compared with it.
 
 use std::sync::Arc;
 
@@ -30,6 +32,7 @@ use ubtrfs_format::{CsumType, Generation, Logical};
 use uuid::Uuid;
 
 use crate::member::Member;
+use crate::seed::{FoundSeed, take_seeds};
 use crate::set::Volumes;
 use crate::superblock::{self, Found};
 
@@ -41,6 +44,8 @@ pub(crate) struct Membership {
     pub(crate) members: Vec<Arc<Member>>,
     /// The new device of a replacement (I7).
     pub(crate) target: Option<FoundTarget>,
+    /// Devices of other filesystems that this one may build on (I8).
+    pub(crate) seeds: Vec<FoundSeed>,
     /// Roots and levels of the logs in the superblocks of the newest generation, the latest first (I4).
     pub(crate) logs: Vec<(Logical, u8)>,
     /// A device whose primary superblock was overwritten.
@@ -63,6 +68,7 @@ impl Membership {
         }
         let (targets, mut given): (Vec<_>, Vec<_>) =
             given.into_iter().partition(|(own, _)| own.superblock.is_replacement_target());
+        let seeds = take_seeds(&mut given);
         leave_out_replaced(&mut given);
         let newest = given.iter().map(|(found, _)| found).max_by_key(|found| found.superblock.generation);
         let Some(newest) = newest.cloned() else {
@@ -122,6 +128,7 @@ impl Membership {
             newest,
             members,
             target,
+            seeds,
         })
     }
 }
@@ -162,7 +169,8 @@ pub fn check_superblocks(devices: Vec<Arc<dyn Device>>) -> Result<()> {
 impl Volumes {
     /// The roots of the root tree in the superblocks that were found at open, and their generations.
     pub fn found_roots(&self) -> Vec<(Logical, Generation)> {
-        self.members().iter().map(|member| member.found_root).filter(|(root, _)| root.0 != 0).collect()
+        let own = self.members().into_iter().filter(|member| !member.is_seed());
+        own.map(|member| member.found_root).filter(|(root, _)| root.0 != 0).collect()
     }
 
     /// Compares the copies that the members have of a node of this generation (I3). Returns the node if a copy of it is
@@ -175,7 +183,7 @@ impl Volumes {
         let mut first: Option<(String, Vec<u8>)> = None;
         let mut raw = vec![0; usize::try_from(self.superblock().nodesize).unwrap_or_default()];
         // An older member may have a node of a commit that was not completed.
-        for member in self.members().into_iter().filter(|member| member.found_root.1 >= of) {
+        for member in self.members().into_iter().filter(|member| member.found_root.1 >= of && !member.is_seed()) {
             let is_valid =
                 self.read_copy_on(&member, at, &mut raw).is_ok() && verify_block(&raw, csum_type, at, of).is_ok();
             match &first {

@@ -36,6 +36,7 @@ use crate::io::RangeLocks;
 use crate::member::{Member, MemberState};
 use crate::membership::{self, FoundTarget, Membership};
 use crate::ownership::LastCheck;
+use crate::seed::FoundSeed;
 use crate::{features, profile};
 
 /// Options for opening a filesystem's devices.
@@ -81,6 +82,8 @@ pub struct Volumes {
     pub(crate) devices: RwLock<BTreeMap<u64, Arc<Member>>>,
     /// The new device of a replacement that was begun before, until it is used (T7 of `twin`).
     pub(crate) target: Mutex<Option<FoundTarget>>,
+    /// Devices of other filesystems that this one may build on.
+    pub(crate) seeds: Vec<FoundSeed>,
     pub(crate) chunks: ChunkMap,
     /// This lock is held shared during a write, and exclusively while the copies to which writes go change (see
     /// `migration`).
@@ -98,7 +101,7 @@ impl Volumes {
     /// filesystem or was written apart from the others, or if the filesystem has features that this program cannot
     /// read. [`Volumes::write_refusal`] says whether the filesystem can be written.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Self> {
-        let Membership { newest, members, target, logs, primary_lost, has_read_only } =
+        let Membership { newest, members, target, seeds, logs, primary_lost, has_read_only } =
             Membership::find(devices, options.ignore_super_flags)?;
         features::check_readable(&newest.superblock)?;
         let write_refusal = write_refusal(&newest.superblock, primary_lost.as_deref());
@@ -114,6 +117,7 @@ impl Volumes {
             nr_devices: AtomicU64::new(nr_devices),
             devices: RwLock::new(members.into_iter().map(|member| (member.devid().0, member)).collect()),
             target: Mutex::new(target),
+            seeds,
             chunks: ChunkMap::default(),
             layout_lock: RwLock::new(()),
             range_locks: RangeLocks::default(),
@@ -146,7 +150,11 @@ impl Volumes {
                 }
                 .into());
             }
-            self.add_chunk(Logical(key.offset), ChunkItem::read(&mut reader)?)?;
+            let chunk = ChunkItem::read(&mut reader)?;
+            for stripe in &chunk.stripes {
+                self.add_seed(stripe.devid, stripe.dev_uuid);
+            }
+            self.add_chunk(Logical(key.offset), chunk)?;
         }
         if self.chunks.get(sb.chunk_root).is_none() {
             return Err(unmapped(sb.chunk_root));
@@ -164,6 +172,9 @@ impl Volumes {
             let is_other = |chunk: &&Arc<Chunk>| allocation::writable_profile(chunk.item.flags).is_none();
             if let Some(other) = chunks.iter().find(is_other) {
                 return Some(format!("{} chunks are supported for reading only", Profile::name_of(other.item.flags)));
+            }
+            if self.has_seed() {
+                return Some("a filesystem on a seed is supported for reading only".to_owned());
             }
             missing.as_ref()?;
             if !self.degraded {
@@ -193,7 +204,10 @@ impl Volumes {
         let named: Vec<String> = missing
             .map(|member| {
                 let item = member.item.read();
-                format!("device {} (uuid {})", item.devid, item.uuid)
+                match item.fsid == self.superblock.node_fsid() {
+                    true => format!("device {} (uuid {})", item.devid, item.uuid),
+                    false => format!("seed device {} (uuid {}) of {}", item.devid, item.uuid, item.fsid),
+                }
             })
             .collect();
         Some(if named.is_empty() { counted } else { format!("{counted}; missing: {}", named.join(", ")) })
@@ -435,9 +449,20 @@ impl Volumes {
         Some(self.member(devid)?.item.read().clone())
     }
 
+    /// Makes a seed device a member, if no other member has its id (E2 of `seed`).
+    fn add_seed(&self, devid: DevId, uuid: Uuid) {
+        if self.member(devid).is_some() {
+            return;
+        }
+        if let Some(seed) = self.seed_member(devid, uuid) {
+            self.devices.write().entry(devid.0).or_insert_with(|| Arc::new(seed));
+        }
+    }
+
     /// Sets a device item from the chunk tree. An unknown device id adds a missing device. An item that contradicts its
     /// device is corrupt (I4).
     pub fn set_dev_item(&self, item: &DevItem) -> Result<()> {
+        self.add_seed(item.devid, item.uuid);
         let mut devices = self.devices.write();
         let Some(member) = devices.get(&item.devid.0) else {
             if devices.values().filter(|member| member.is_known()).count() as u64 >= self.superblock.num_devices {

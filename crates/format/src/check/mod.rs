@@ -46,6 +46,8 @@ pub struct CheckContext {
     pub csum_type: CsumType,
     /// The UUID that tree blocks carry.
     pub node_fsid: Uuid,
+    /// The UUIDs of tree blocks on seed devices. Entries that are not used are nil.
+    pub seed_fsids: [Uuid; SEEDS_MAX],
     /// Features of the filesystem.
     pub incompat: Incompat,
     /// The highest generation allowed in the block: the superblock's, plus one for the running transaction. `None` for
@@ -59,6 +61,9 @@ pub struct CheckContext {
     /// only.
     pub read_only: bool,
 }
+
+/// The most seed filesystems below one another.
+pub const SEEDS_MAX: usize = 8;
 
 /// Facts about a block that the pointer to it promises; a fact that is `None` is not compared.
 #[derive(Clone, Copy, Debug, Default)]
@@ -84,12 +89,25 @@ impl CheckContext {
             nodesize: superblock.nodesize,
             csum_type: superblock.csum_type().unwrap_or_default(),
             node_fsid: superblock.node_fsid(),
+            seed_fsids: [Uuid::nil(); SEEDS_MAX],
             incompat: superblock.incompat(),
             generation_limit: Some(Generation(superblock.generation.0.saturating_add(1))),
             expected: Expected::default(),
             verify_csum: true,
             read_only: false,
         }
+    }
+
+    /// Also accepts tree blocks of seed filesystems with these UUIDs, the first [`SEEDS_MAX`] ones.
+    #[must_use]
+    pub fn with_seeds(mut self, fsids: &[Uuid]) -> Self {
+        self.seed_fsids.iter_mut().zip(fsids).for_each(|(own, fsid)| *own = *fsid);
+        self
+    }
+
+    /// Whether a tree block with this UUID belongs to the filesystem.
+    pub(crate) fn has_fsid(&self, fsid: Uuid) -> bool {
+        fsid == self.node_fsid || (!fsid.is_nil() && self.seed_fsids.contains(&fsid))
     }
 
     /// Replaces [`Self::expected`].

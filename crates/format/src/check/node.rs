@@ -21,7 +21,7 @@ pub(super) fn check_header(view: &NodeView<'_>, ctx: &CheckContext) -> Check {
         return Err(mismatch("bytenr", view.bytenr().0, bytenr.0));
     }
     aligned(ctx, HEADER, "bytenr", view.bytenr().0)?;
-    if view.fsid() != ctx.node_fsid {
+    if !ctx.has_fsid(view.fsid()) {
         return Err(FormatError::Mismatch {
             what: HEADER,
             field: "fsid",

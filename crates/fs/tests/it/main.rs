@@ -35,6 +35,7 @@ mod replacements;
 mod rescue;
 mod scale;
 mod scrub;
+mod seeds;
 mod send;
 mod send_many;
 mod shared_roots;

@@ -41,7 +41,7 @@ pub(crate) use ubtrfs_archive::walk::{
     COPY_LEN, Name, VisitedDirs, child_path, data_ranges, join, normal_names, read_names, read_pieces,
 };
 use ubtrfs_control::{Channel, ImageWork};
-use ubtrfs_device::{Access, Device, FileDevice, OpenError, find_members, lock_order};
+use ubtrfs_device::{Access, Device, FileDevice, OpenError, find_members, is_seed, lock_order};
 use ubtrfs_fs::{Attr, DeviceSummary, Fs, InodeId, MemberState, MountOptions, Rescue, mode};
 
 use super::committed::refuse_foreign;
@@ -241,6 +241,8 @@ pub(crate) fn open_devices(
         let path = &paths[index];
         let is_found = index >= given.len();
         let unusable = |error: &anyhow::Error| error.downcast_ref().is_some_and(OpenError::is_of_device);
+        // Nothing is ever written to a seed, so others may use it at the same time.
+        let access = if is_seed(path) { Access::ReadOnly } else { access };
         match open_device(path, access) {
             Ok(device) => opened[index] = Some(Arc::new(if is_found { device.found() } else { device })),
             Err(error) if is_found && options.degraded && unusable(&error) => {
