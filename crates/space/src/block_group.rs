@@ -40,6 +40,8 @@ pub struct BlockGroup {
 pub(crate) struct Group {
     pub(crate) item: BlockGroup,
     pub(crate) read_only: bool,
+    /// Whether the group is read-only for ever, because it lies on a seed device.
+    pub(crate) is_on_seed: bool,
     /// Allocated bytes without an extent item yet.
     pub(crate) allocated: u64,
     /// Bytes of extents whose items are deleted, but to which the trees of the last commit may still refer.
@@ -61,6 +63,7 @@ impl Group {
         let mut group = Self {
             item,
             read_only: false,
+            is_on_seed: false,
             allocated: 0,
             pinned: 0,
             free: FreeSpace::default(),

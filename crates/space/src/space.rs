@@ -102,7 +102,19 @@ impl Space {
         self.inner.state(kind).lock().remove_group(start.0)
     }
 
-    /// Allows allocations in a block group again.
+    /// Forbids allocations in a block group for ever, because it lies on a seed device.
+    pub fn set_on_seed(&self, start: Logical) {
+        if let Some(mut state) = self.inner.state_of_group(start) {
+            state.set_on_seed(start.0);
+        }
+    }
+
+    /// Whether the block group that starts at `start` lies on a seed device.
+    pub fn is_on_seed(&self, start: Logical) -> bool {
+        self.inner.state_of_group(start).is_some_and(|state| state.group(start.0).is_some_and(|group| group.is_on_seed))
+    }
+
+    /// Allows allocations in a block group again, unless it lies on a seed device.
     pub fn set_writable(&self, start: Logical) {
         if let Some(mut state) = self.inner.state_of_group(start) {
             state.set_read_only(start.0, false);

@@ -152,8 +152,13 @@ impl SpaceState {
     }
 
     pub(crate) fn set_read_only(&mut self, start: u64, read_only: bool) {
-        self.update(start, |group| group.read_only = read_only);
+        self.update(start, |group| group.read_only = read_only || group.is_on_seed);
         self.refill_global();
+    }
+
+    /// Makes a block group read-only for ever.
+    pub(crate) fn set_on_seed(&mut self, start: u64) {
+        self.update(start, |group| (group.is_on_seed, group.read_only) = (true, true));
     }
 
     /// Makes a block group read-only, unless reservations need its free space.

@@ -442,12 +442,16 @@ impl Engine {
     }
 
     /// Flags for a new chunk of this kind: the type, with the target profile of the current conversion. Without a
-    /// conversion, a new chunk gets the profile of the last block group of its type.
+    /// conversion, a new chunk gets the profile of the last block group of its type. If that one lies on a seed, and the
+    /// filesystem has too few devices of its own for the profile, the chunk gets DUP, or SINGLE for data.
     pub(crate) fn chunk_flags(&self, kind: SpaceKind) -> BlockGroupFlags {
         let last = self.space.last_flags(kind).unwrap_or(kind.flags());
+        let types = last.difference(BlockGroupFlags::PROFILES);
         match self.conversion.target(kind) {
-            Some(profile) => last.difference(BlockGroupFlags::PROFILES) | profile,
-            None => last,
+            Some(profile) => types | profile,
+            None if self.volumes.fits_own_devices(last) => last,
+            None if types.contains(BlockGroupFlags::DATA) && !self.geometry.mixed => types,
+            None => types | BlockGroupFlags::DUP,
         }
     }
 
@@ -519,6 +523,22 @@ impl Engine {
     /// The block group that starts at this address.
     pub fn block_group(&self, start: Logical) -> Option<BlockGroup> {
         self.space.block_group_at(start).filter(|group| group.start == start)
+    }
+
+    /// Whether the block group that starts at this address lies on a seed device. It is never written.
+    pub fn is_on_seed(&self, start: Logical) -> bool {
+        self.space.is_on_seed(start)
+    }
+
+    /// Bytes of the data block groups on seed devices that no extent uses.
+    pub fn free_on_seeds(&self) -> u64 {
+        if !self.volumes.has_seed() {
+            return 0;
+        }
+        let groups = self.space.block_groups().into_iter();
+        let on_seed =
+            groups.filter(|group| group.flags.contains(BlockGroupFlags::DATA) && self.is_on_seed(group.start));
+        on_seed.map(|group| group.len_bytes.saturating_sub(group.used)).fold(0, u64::saturating_add)
     }
 
     /// All block groups, by ascending address.

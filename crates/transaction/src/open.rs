@@ -43,6 +43,11 @@ impl Engine {
             "R1 of rescue: damage is ignored only for reading"
         );
         let loaded = Loaded::of(devices, &options, options.memory_part(CACHE_PART))?;
+        Self::of_loaded(loaded, options)
+    }
+
+    /// Loads the block groups and the log, and makes the engine.
+    pub(crate) fn of_loaded(loaded: Loaded, options: OpenOptions) -> Result<Arc<Self>> {
         let Loaded { volumes, store, geometry, chunk_tree_uuid, mut superblock, trees, mut refusal, replacement } =
             loaded;
         let compat_ro = superblock.compat_ro();
@@ -177,7 +182,17 @@ impl Loaded {
         cache_bytes: u64,
         backup: Option<&RootBackup>,
     ) -> Result<Self> {
-        let volumes = Arc::new(Volumes::open(devices, options.of_volumes())?);
+        Self::of_volumes(Volumes::open(devices, options.of_volumes())?, options, cache_bytes, backup)
+    }
+
+    /// Reads the trees on these devices, or those of `backup`.
+    pub(crate) fn of_volumes(
+        volumes: Volumes,
+        options: &OpenOptions,
+        cache_bytes: u64,
+        backup: Option<&RootBackup>,
+    ) -> Result<Self> {
+        let volumes = Arc::new(volumes);
         let mut superblock = volumes.superblock().clone();
         let went_back = backup.map(|backup| go_back(&mut superblock, backup));
         let rescue = options.rescue;
@@ -402,6 +417,9 @@ fn load_block_groups(
             )?,
         };
         space.insert_block_group(group, free, volumes.reserved_ranges(start))?;
+        if volumes.is_seed_chunk(start) {
+            space.set_on_seed(start);
+        }
     }
     // The groups were just read, so they all match the disk.
     space.take_dirty_groups();

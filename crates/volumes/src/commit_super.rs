@@ -102,9 +102,13 @@ impl Volumes {
     pub fn write_superblock(&self, sb: &Superblock) -> Result<()> {
         self.check_writable()?;
         self.check_superblocks_are_ours()?;
+        if self.holds_superblocks.load(Ordering::Acquire) {
+            // E4 of `seed`
+            return Ok(());
+        }
         let nr_kicks = self.kicks.number.load(Ordering::Acquire);
         debug_assert!(
-            self.members().iter().all(|member| {
+            self.members().iter().filter(|member| !member.is_seed()).all(|member| {
                 member.primary.lock().generation().is_none_or(|generation| generation <= sb.generation)
             }),
             "C4: a commit lowers the generation"
@@ -141,7 +145,8 @@ impl Volumes {
 
     /// Writes and flushes the primary superblocks. Returns the members that have it durably.
     fn write_primaries(&self, sb: &Superblock) -> Result<Vec<Arc<Member>>> {
-        let members: Vec<Arc<Member>> = self.members().into_iter().filter(|member| member.is_complete()).collect();
+        let members: Vec<Arc<Member>> =
+            self.members().into_iter().filter(|member| member.is_complete() && !member.is_seed()).collect();
         members.iter().try_for_each(|member| check_own(sb, member, SUPERBLOCK_OFFSETS[0]).map(drop))?;
         // Until a device in a new place has its superblock, it has one with the device id 0, which Linux refuses beside a
         // replacement that has ended.
@@ -173,7 +178,7 @@ impl Volumes {
 
     /// The members that get writes.
     fn written_members(&self) -> Vec<Arc<Member>> {
-        self.members().into_iter().filter(|member| member.takes_writes()).collect()
+        self.members().into_iter().filter(|member| member.takes_writes() && !member.is_seed()).collect()
     }
 
     /// Works on these members at once, and kicks those for which the work fails.
@@ -197,7 +202,9 @@ impl Volumes {
         if member.backend().is_none() {
             return Ok(());
         }
-        let is_last = !self.members().iter().any(|other| other.is_complete() && other.devid() != member.devid());
+        let takes_place =
+            |other: &Arc<Member>| other.is_complete() && !other.is_seed() && other.devid() != member.devid();
+        let is_last = !self.members().iter().any(takes_place);
         let chunks = self.chunks.all();
         // A late member may lack content (see `member`), so it cannot take the place of another one.
         let counts =
@@ -292,6 +299,7 @@ fn write_mirror(sb: &Superblock, member: &Member, offset: u64) -> Result<()> {
     let Some(backend) = member.backend() else { return Ok(()) };
     let Some(raw) = check_own(sb, member, offset)? else { return Ok(()) };
     debug_assert!(!matches!(member.state(), MemberState::Stale(_)), "C5: a stale device gets a superblock");
+    assert!(!member.is_seed(), "E1 of `seed`: a seed device gets a superblock");
     let is_primary = offset == SUPERBLOCK_OFFSETS[0];
     let mut primary = is_primary.then(|| member.primary.lock());
     if let Some(primary) = &mut primary {

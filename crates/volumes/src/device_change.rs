@@ -26,7 +26,7 @@ use ubtrfs_format::{DevId, check_superblock};
 
 use crate::commit_super::no_room_for_superblock;
 use crate::member::{Member, MemberState};
-use crate::set::Volumes;
+use crate::set::{PlaceableDevice, Volumes};
 use crate::{signature, superblock};
 
 /// A device that was removed from the filesystem, but still has its superblock.
@@ -38,9 +38,13 @@ impl RemovedDevice {
         Self(member)
     }
 
-    /// Wipes the superblocks of the device (D3). A device that is missing or has failed is left as it is. A failure is only
+    /// Wipes the superblocks of the device (D3). A device that is missing or has failed is left as it is, and so is
+    /// a seed device. A failure is only
     /// logged, because the device has left already; `how` says how, such as "removed".
     pub fn wipe(self, how: &str) {
+        if self.0.is_seed() {
+            return;
+        }
         let wiped = self.0.backend().map_or(Ok(()), |device| signature::wipe_superblocks(device.as_ref()));
         if let Err(error) = wiped {
             tracing::warn!("{} was {how}, but its superblocks could not be wiped: {error}", self.0.describe());
@@ -63,10 +67,9 @@ impl Volumes {
     ///
     /// [`Error::Refused`] if the device ids are used up.
     pub fn new_dev_item(&self, device: &dyn Device) -> Result<DevItem> {
-        let devices = self.devices.read();
-        let last = devices.last_key_value().map_or(0, |(devid, _)| *devid);
-        let fsid = devices.values().next().map(|member| member.item.read().fsid);
-        let (Some(devid), Some(fsid)) = (last.checked_add(1), fsid) else {
+        let last = self.devices.read().last_key_value().map_or(0, |(devid, _)| *devid);
+        let fsid = self.superblock().node_fsid();
+        let Some(devid) = last.checked_add(1) else {
             return Err(Error::Refused {
                 what: "the device ids of this filesystem are used up".to_owned(),
                 hint: "remove the device with the highest id, then add it again",
@@ -125,7 +128,7 @@ impl Volumes {
     pub fn await_unused(&self, devid: DevId) -> bool {
         let until = Instant::now().checked_add(READERS_PATIENCE);
         loop {
-            let Some(device) = self.placeable().into_iter().find(|device| device.devid == devid) else { return true };
+            let Some(device) = self.member(devid).map(|member| PlaceableDevice::of(&member)) else { return true };
             // This frees the places that no reader uses any more.
             if self.with_space(&device, |space| space.used_bytes()) == 0 {
                 return true;

@@ -212,7 +212,7 @@ impl Member {
         *current = twin;
     }
 
-    /// Makes it a device of a seed.
+    /// Makes it a device of a seed (see `seed`).
     pub(crate) fn into_seed(self) -> Self {
         Self { is_seed: true, ..self }
     }

@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use ubtrfs_device::Device;
@@ -65,6 +65,8 @@ pub struct DeviceSummary {
     pub path: Option<String>,
     /// Whether the device has everything that was committed.
     pub state: MemberState,
+    /// Whether it is a device of a seed, which is never written.
+    pub is_seed: bool,
 }
 
 /// The devices of one filesystem.
@@ -84,6 +86,10 @@ pub struct Volumes {
     pub(crate) target: Mutex<Option<FoundTarget>>,
     /// Devices of other filesystems that this one may build on.
     pub(crate) seeds: Vec<FoundSeed>,
+    /// The filesystem on which this one begins to build, until it has a device of its own.
+    pub(crate) sprouts_from: Option<Uuid>,
+    /// Whether superblocks are held back, because it only begins to build on the seed.
+    pub(crate) holds_superblocks: AtomicBool,
     pub(crate) chunks: ChunkMap,
     /// This lock is held shared during a write, and exclusively while the copies to which writes go change (see
     /// `migration`).
@@ -101,12 +107,18 @@ impl Volumes {
     /// filesystem or was written apart from the others, or if the filesystem has features that this program cannot
     /// read. [`Volumes::write_refusal`] says whether the filesystem can be written.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Self> {
-        let Membership { newest, members, target, seeds, logs, primary_lost, has_read_only } =
-            Membership::find(devices, options.ignore_super_flags)?;
+        let found = Membership::find(devices, options.ignore_super_flags)?;
+        Self::of_members(found, options, None)
+    }
+
+    /// Makes the set of these members. `sprouts_from`: see [`Volumes::open_sprouting`].
+    pub(crate) fn of_members(found: Membership, options: OpenOptions, sprouts_from: Option<Uuid>) -> Result<Self> {
+        let Membership { newest, members, target, seeds, logs, primary_lost, has_read_only } = found;
         features::check_readable(&newest.superblock)?;
         let write_refusal = write_refusal(&newest.superblock, primary_lost.as_deref());
         let nr_devices = newest.superblock.num_devices;
-        let is_degraded = nr_devices > members.len() as u64 || members.iter().any(|member| !member.is_complete());
+        let is_degraded = nr_devices > members.len().saturating_add(seeds.len()) as u64
+            || members.iter().any(|member| !member.is_complete());
         let volumes = Self {
             superblock_mirror: newest.mirror,
             superblock: newest.superblock,
@@ -118,6 +130,8 @@ impl Volumes {
             devices: RwLock::new(members.into_iter().map(|member| (member.devid().0, member)).collect()),
             target: Mutex::new(target),
             seeds,
+            sprouts_from,
+            holds_superblocks: AtomicBool::new(sprouts_from.is_some()),
             chunks: ChunkMap::default(),
             layout_lock: RwLock::new(()),
             range_locks: RangeLocks::default(),
@@ -173,9 +187,6 @@ impl Volumes {
             if let Some(other) = chunks.iter().find(is_other) {
                 return Some(format!("{} chunks are supported for reading only", Profile::name_of(other.item.flags)));
             }
-            if self.has_seed() {
-                return Some("a filesystem on a seed is supported for reading only".to_owned());
-            }
             missing.as_ref()?;
             if !self.degraded {
                 return Some("a filesystem with missing devices is written only with -o degraded".to_owned());
@@ -204,9 +215,9 @@ impl Volumes {
         let named: Vec<String> = missing
             .map(|member| {
                 let item = member.item.read();
-                match item.fsid == self.superblock.node_fsid() {
-                    true => format!("device {} (uuid {})", item.devid, item.uuid),
-                    false => format!("seed device {} (uuid {}) of {}", item.devid, item.uuid, item.fsid),
+                match member.is_seed() {
+                    false => format!("device {} (uuid {})", item.devid, item.uuid),
+                    true => format!("seed device {} (uuid {}) of {}", item.devid, item.uuid, item.fsid),
                 }
             })
             .collect();
@@ -439,6 +450,7 @@ impl Volumes {
                 bytes_used: self.chunks.used_bytes(item.devid),
                 path: member.device().map(|device| device.location()),
                 state: member.state(),
+                is_seed: member.is_seed(),
             }
         };
         self.members().into_iter().map(summary).collect()
@@ -470,7 +482,9 @@ impl Volumes {
                 let cause = FormatError::Value { what: "DevItem", field: "devid", value: item.devid.0, expected };
                 return Err(Corrupt::new(cause).in_tree(RootId::CHUNK_TREE).into());
             }
-            devices.insert(item.devid.0, Arc::new(Member::missing(item.clone())));
+            let missing = Member::missing(item.clone());
+            let is_seed = item.fsid != self.superblock.node_fsid();
+            devices.insert(item.devid.0, Arc::new(if is_seed { missing.into_seed() } else { missing }));
             return Ok(());
         };
         let mut known = member.item.write();
@@ -498,6 +512,7 @@ impl Volumes {
         if member.device().is_some_and(|device| device.len_bytes() < item.total_bytes) {
             return wrong("total_bytes", "expected at most the device's size");
         }
+        self.check_seed_is_unchanged(member, item)?;
         member.set_known();
         *known = item.clone();
         Ok(())
@@ -607,14 +622,9 @@ impl Volumes {
         self.devices.read().values().cloned().collect()
     }
 
-    /// The devices on which chunks can have stripes: all devices.
+    /// The devices on which chunks can have stripes: all but those of seeds (E3 of `seed`).
     pub(crate) fn placeable(&self) -> Vec<PlaceableDevice> {
-        let of = |member: &Arc<Member>| {
-            let is_missing = member.backend().is_none();
-            let item = member.item.read();
-            PlaceableDevice { devid: item.devid, uuid: item.uuid, total_bytes: item.total_bytes, is_missing }
-        };
-        self.members().iter().map(of).collect()
+        self.members().iter().filter(|member| !member.is_seed()).map(|member| PlaceableDevice::of(member)).collect()
     }
 
     /// The devices that can be written.
@@ -638,7 +648,7 @@ impl Volumes {
             self.devices.write().remove(&member.devid().0);
         }
         let members = self.members();
-        if members.iter().all(|member| member.device().is_none()) {
+        if self.sprouts_from.is_none() && !members.iter().any(|member| member.device().is_some() && !member.is_seed()) {
             let names: Vec<String> = unknown.iter().map(|member| member.describe()).collect();
             return Err(Error::Refused {
                 what: format!("{} was removed from this filesystem", names.join(", ")),
@@ -679,6 +689,14 @@ pub(crate) struct PlaceableDevice {
     pub(crate) total_bytes: u64,
     /// Whether nothing can be written to the device now.
     pub(crate) is_missing: bool,
+}
+
+impl PlaceableDevice {
+    pub(crate) fn of(member: &Member) -> Self {
+        let is_missing = member.backend().is_none();
+        let item = member.item.read();
+        Self { devid: item.devid, uuid: item.uuid, total_bytes: item.total_bytes, is_missing }
+    }
 }
 
 /// Makes the error for an address outside all chunks.

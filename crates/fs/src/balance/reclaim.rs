@@ -98,7 +98,8 @@ impl Fs {
     /// Empties the data block groups whose used part fell below the threshold.
     fn reclaim_groups(&self, shared: &ReclaimCalls, threshold: u32) {
         let chosen = {
-            let groups = self.block_groups();
+            let mut groups = self.block_groups();
+            groups.retain(|group| !self.engine.is_on_seed(group.start));
             let mut above = shared.above.lock();
             above.retain(|start| groups.binary_search_by_key(start, |group| group.start).is_ok());
             choose(&groups, &mut above, threshold)

@@ -185,7 +185,7 @@ impl Fs {
             let target = conversion_target(args)
                 .ok_or(Error::InvalidArgument("block groups cannot be converted to profiles with parity"))?;
             let devices = self.engine.devices();
-            let nr_devices = devices.iter().filter(|device| device.state.is_complete()).count();
+            let nr_devices = devices.iter().filter(|device| device.state.is_complete() && !device.is_seed).count();
             let needed = Profile::of(target).map_or(1, |profile| profile.devs_min);
             if nr_devices < usize::from(needed) {
                 return Err(Error::InvalidArgument(match nr_devices {
@@ -392,7 +392,7 @@ impl Fs {
         let is_full = u128::from(group.used) * 100 >= u128::from(group.len_bytes) * FULL_PERCENT;
         let is_converted = profile_of(profile) != profile_of(group.flags);
         let is_mirrored = |flags| Profile::of(flags).is_some_and(|profile| !profile.is_striped());
-        let is_simple = is_mirrored(group.flags) && is_mirrored(profile);
+        let is_simple = is_mirrored(group.flags) && is_mirrored(profile) && !self.engine.is_on_seed(group.start);
         if is_simple && (is_converted || is_drain || is_full) {
             let placement = Placement { profile: target, keeps_stripes: is_converted };
             match self.engine.migrate_chunk(group.start, &placement, job) {

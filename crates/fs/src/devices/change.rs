@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use ubtrfs_device::Device;
 use ubtrfs_format::DevId;
+use ubtrfs_format::superblock::flags;
 use ubtrfs_transaction::Job;
+use uuid::Uuid;
 
 use crate::Fs;
 use crate::error::{Error, Result};
@@ -20,6 +22,22 @@ impl Fs {
     pub fn add_device(&self, device: Arc<dyn Device>, job: &Job) -> Result<DevId> {
         self.context.check_mounted_writable()?;
         Ok(self.engine.add_device(device, job)?)
+    }
+
+    /// Whether it is a seed: it is never written, and other filesystems build on it.
+    pub fn is_seed(&self) -> bool {
+        self.engine.superblock().flags & flags::SEEDING != 0
+    }
+
+    /// Makes a filesystem on this seed, with a first device of its own, and returns the id of the device and the fsid. Everything
+    /// on the device is lost, and nothing is written to the seed. The filesystem is durable on return. It is opened with the
+    /// new device and those of the seed.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ubtrfs_transaction::Engine::make_sprout`].
+    pub fn make_sprout(&self, device: Arc<dyn Device>, job: &Job) -> Result<(DevId, Uuid)> {
+        Ok(self.engine.make_sprout(device, job)?)
     }
 
     /// Moves everything on these devices to the others, and removes them. None of them gets data of the others. If extents

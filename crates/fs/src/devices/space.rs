@@ -40,6 +40,8 @@ pub struct DeviceUsage {
     pub path: Option<String>,
     /// Whether the device can be read and written: it is not missing, and has not failed.
     pub is_usable: bool,
+    /// Whether it is a device of a seed, which is only read.
+    pub is_seed: bool,
     /// Size of the filesystem on the device, in bytes, allocated or not.
     pub total: u64,
     /// Bytes of the device past `total`.
@@ -73,6 +75,7 @@ impl Fs {
                 uuid: device.uuid,
                 path: device.path,
                 is_usable: device.state.is_usable(),
+                is_seed: device.is_seed,
                 total: device.total_bytes,
                 slack: len.saturating_sub(device.total_bytes),
                 allocated: device.bytes_used,

@@ -30,7 +30,7 @@ impl Fs {
             true => usage.unallocated_bytes / factor,
             false => usage.allocatable_data_bytes,
         };
-        let data_free = usage.data.total.saturating_sub(usage.data.used);
+        let data_free = usage.data.total.saturating_sub(usage.data.used).saturating_sub(self.engine.free_on_seeds());
         let bavail = (data_free + new_data) / bsize;
         let id = superblock.fsid.as_u128() ^ u128::from(self.root().root.0);
         let fold = |bits: u128| u32::try_from(bits & u128::from(u32::MAX)).unwrap_or_default();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::DevId;
+use ubtrfs_format::item::DevItem;
 
 use crate::devices::size::DEVICE_LEN_MIN;
 use crate::engine::Engine;
@@ -23,13 +24,7 @@ impl Engine {
         self.check_writable()?;
         let _alone = self.device_changes.begin(job)?;
         let item = self.volumes.new_dev_item(device.as_ref())?;
-        if item.total_bytes < DEVICE_LEN_MIN {
-            return Err(Error::Refused {
-                what: format!("{} has {} bytes, which is too small", device.describe(), device.len_bytes()),
-                hint: "give a device of at least 32M; for an image file: truncate -s SIZE IMAGE",
-            });
-        }
-        check_can_be_written(device.as_ref())?;
+        check_new_device(device.as_ref(), &item)?;
         ubtrfs_volumes::wipe(device.as_ref(), device.len_bytes())?;
         let devid = item.devid;
         self.device_changes.request(DeviceChange::Add(device, Box::new(item)));
@@ -37,6 +32,17 @@ impl Engine {
         self.update_unallocated();
         self.device_changes.take_done().failure.map_or(Ok(devid), Err)
     }
+}
+
+/// Fails for a new device that is too small or refuses writes.
+pub(super) fn check_new_device(device: &dyn Device, item: &DevItem) -> Result<()> {
+    if item.total_bytes < DEVICE_LEN_MIN {
+        return Err(Error::Refused {
+            what: format!("{} has {} bytes, which is too small", device.describe(), device.len_bytes()),
+            hint: "give a device of at least 32M; for an image file: truncate -s SIZE IMAGE",
+        });
+    }
+    check_can_be_written(device)
 }
 
 /// Fails for a new device that refuses writes.

@@ -5,6 +5,7 @@
 //! - `resync`: bringing a device up to date that missed commits.
 //! - `scrub`: checking everything on a device.
 //! - `size`: the bytes that the filesystem uses on a device.
+//! - `sprout`: making a filesystem on a seed.
 
 pub(crate) mod add;
 pub(crate) mod remove;
@@ -12,3 +13,4 @@ pub(crate) mod replace;
 pub(crate) mod resync;
 pub(crate) mod scrub;
 pub(crate) mod size;
+pub(crate) mod sprout;

@@ -1,7 +1,8 @@
 //! Devices that leave the filesystem.
 //!
 //! The chunks of a device move to the other devices ([`crate::extents::chunk_migration`]), or their extents to other block
-//! groups ([`crate::relocation::group`]). Then a commit deletes the device item, and the superblocks of the device are wiped.
+//! groups ([`crate::relocation::group`]). From a seed device, only extents move, because the copies of tree blocks get the
+//! fsid of this filesystem. Then a commit deletes the device item, and the superblocks of the device are wiped.
 //!
 //! Invariants:
 //! - R1. From the first moment on, none of the devices that are removed together gets a new chunk or a chunk of another one:
@@ -11,7 +12,7 @@
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::Stripe;
 use ubtrfs_format::{DevId, Profile};
-use ubtrfs_volumes::no_device;
+use ubtrfs_volumes::{DeviceSummary, no_device};
 
 use crate::engine::Engine;
 use crate::extents::device_items::DeviceChange;
@@ -65,15 +66,19 @@ impl Engine {
             return Err(no_device(*unknown));
         }
         let is_left =
-            |device: &&ubtrfs_volumes::DeviceSummary| !devids.contains(&device.devid) && device.state.is_usable();
+            |device: &&DeviceSummary| !devids.contains(&device.devid) && device.state.is_usable() && !device.is_seed;
         let nr_left = devices.iter().filter(is_left).count();
         if nr_left == 0 {
             return Err(Error::Refused {
-                what: "the filesystem cannot lose its last device".to_owned(),
+                what: match devices.iter().any(|device| device.is_seed) {
+                    true => "the filesystem cannot lose its last device of its own".to_owned(),
+                    false => "the filesystem cannot lose its last device".to_owned(),
+                },
                 hint: "add another device first: ubtrfs device add",
             });
         }
-        for group in self.space.block_groups() {
+        // What is on a seed gets a profile that fits the other devices when it moves.
+        for group in self.space.block_groups().into_iter().filter(|group| !self.is_on_seed(group.start)) {
             let Some(profile) = Profile::of(group.flags).filter(|profile| usize::from(profile.devs_min) > nr_left)
             else {
                 continue;
@@ -96,6 +101,11 @@ impl Engine {
         let (mut needed, mut room) = (0, self.volumes.unallocated_bytes());
         for group in self.space.block_groups() {
             let Some(chunk) = self.chunk_at(group.start) else { continue };
+            if self.is_on_seed(group.start) {
+                let is_leaving = chunk.stripes.iter().any(|stripe| devids.contains(&stripe.devid));
+                needed = if is_leaving { group.used.saturating_add(needed) } else { needed };
+                continue;
+            }
             let is_leaving = |stripe: &&Stripe| devids.contains(&stripe.devid);
             let nr_stripes = chunk.stripes.len() as u64;
             let nr_leaving = chunk.stripes.iter().filter(is_leaving).count() as u64;

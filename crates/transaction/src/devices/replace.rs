@@ -63,6 +63,7 @@ impl Engine {
         self.check_writable()?;
         let _alone = self.device_changes.begin(job)?;
         let (devid, device) = (request.devid, &request.device);
+        self.refuse_seed(devid, "replaced")?;
         let item = self.volumes.dev_item(devid).ok_or_else(|| no_device(devid))?;
         if device.len_bytes() < item.total_bytes {
             return Err(Error::Refused {

@@ -328,7 +328,9 @@ impl Engine {
         found: &(dyn Fn(ScrubFinding) + Sync),
     ) -> Result<()> {
         self.check_not_aborted()?;
-        let mode = if request.repair && self.read_only().is_none() { Mode::Repair } else { Mode::Check };
+        // Nothing is written to a seed.
+        let may_repair = self.read_only().is_none() && !self.volumes.is_seed(request.devid);
+        let mode = if request.repair && may_repair { Mode::Repair } else { Mode::Check };
         let work = Work { request, mode, scrub, job, found };
         scrub.state.lock().taken = request.start;
         // A commit during the scrub writes superblocks, so they are checked first.

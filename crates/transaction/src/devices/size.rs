@@ -56,7 +56,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if there is no such device, if `len_bytes` is more than the device's size or less than
+    /// [`Error::Refused`] if there is no such device, if it is a seed device, if `len_bytes` is more than the device's size or less than
     /// [`DEVICE_LEN_MIN`], or if other operations keep working on block groups that lie past the new end;
     /// [`Error::NoSpace`] if the extents past the new end find no room below it; [`Error::Cancelled`]; an error of a
     /// read, a write or a commit. After an error, the size is unchanged, but chunks and extents that were moved stay in
@@ -64,6 +64,7 @@ impl Engine {
     pub fn resize_device(&self, devid: DevId, len_bytes: u64, job: &Job) -> Result<()> {
         self.check_not_aborted()?;
         let _alone = self.device_changes.begin(job)?;
+        self.refuse_seed(devid, "resized")?;
         let (now, has) = self.device_size(devid)?;
         let sectorsize = u64::from(self.geometry.sectorsize).max(1);
         let wanted = len_bytes.saturating_sub(len_bytes.checked_rem(sectorsize).unwrap_or(0));
@@ -133,6 +134,9 @@ impl Engine {
     /// block group move into the free space of other block groups, and the block group is removed.
     fn move_below_end(&self, start: Logical, job: &Job) -> Result<()> {
         // No profile is requested: the block group keeps the profile that it has when the move begins.
+        if self.space.is_on_seed(start) {
+            return self.empty_for_resize(start, job);
+        }
         let placement = Placement { profile: None, keeps_stripes: true };
         match self.migrate_chunk(start, &placement, job) {
             Err(Error::NoSpace) => {}

@@ -195,7 +195,7 @@ impl Engine {
     }
 
     /// Removes empty block groups from memory, and returns the changes that remove these groups from the trees. One
-    /// empty group of each type and all system groups stay, unless a relocation has condemned them. A group whose free
+    /// empty group of each type and all system groups stay, unless they lie on a seed or a relocation has condemned them. A group whose free
     /// space is reserved for dirty data stays too. Until the commit is durable, the last superblock still maps the
     /// removed block groups, so their device space is not reused before [`Engine::forget_chunks`].
     pub(crate) fn remove_empty_block_groups(&self, free_space: Option<&Tree>) -> Result<Option<RemovedGroups>> {
@@ -206,6 +206,10 @@ impl Engine {
             match self.relocations.state_of(group.start) {
                 Some(Emptying::Condemned) => self.remove_if_empty(&group, &mut removed, free_space)?,
                 Some(Emptying::Moving) => {}
+                // It can never be used again.
+                None if self.space.is_on_seed(group.start) => {
+                    self.remove_if_empty(&group, &mut removed, free_space)?;
+                }
                 None => {
                     if spared.contains(types) && !types.contains(BlockGroupFlags::SYSTEM) {
                         self.remove_if_empty(&group, &mut removed, free_space)?;

@@ -137,6 +137,13 @@ impl Engine {
     /// contradicts its checksum. After an error, the block group stays where it was.
     pub fn migrate_chunk(&self, start: Logical, placement: &Placement, job: &Job) -> Result<MigratedChunk> {
         self.check_not_aborted()?;
+        if self.space.is_on_seed(start) {
+            // Its tree blocks carry the fsid of the seed, with which they may only lie on a seed device.
+            return Err(Error::Refused {
+                what: format!("block group {start} lies on a seed"),
+                hint: "empty it instead: ubtrfs balance start",
+            });
+        }
         if self.pending_chunks.contains(start) {
             self.commit()?;
         }

@@ -37,6 +37,8 @@ pub(crate) enum DeviceChange {
     Resize(DevId, u64),
     /// The device joins the filesystem. It has been wiped. The item is stored with the generation of the commit.
     Add(Arc<dyn Device>, Box<DevItem>),
+    /// The first device of its own joins a filesystem on a seed. It has been wiped, and joined the set already.
+    Sprout(Box<DevItem>),
     /// The device, which no chunk uses, leaves the filesystem.
     Remove(DevId),
     /// The twin of the device takes its place. The item is stored with the generation of the commit.
@@ -119,6 +121,11 @@ impl Engine {
                     item.generation = transid.0;
                     self.record_addition(device, &item, superblock, &mut recorded)?;
                 }
+                DeviceChange::Sprout(item) => {
+                    count_device(superblock, &item);
+                    // The items of the seed devices change too.
+                    self.push_dev_items(&mut recorded.chunk_batch);
+                }
                 DeviceChange::Remove(devid) => self.record_removal(devid, superblock, &mut recorded)?,
                 DeviceChange::GiveUpReplace(devid, item) => {
                     self.device_changes.replacing.end();
@@ -168,8 +175,7 @@ impl Engine {
             self.device_changes.done.lock().failure = Some(error);
             return Ok(());
         }
-        superblock.num_devices = superblock.num_devices.saturating_add(1);
-        superblock.total_bytes = superblock.total_bytes.saturating_add(item.total_bytes);
+        count_device(superblock, item);
         recorded.chunk_batch.push((item_key(item.devid), Some(item.encode().into())));
         // A record of an earlier device with this id would call the new one stale.
         self.delete_record(item.devid, recorded)
@@ -227,6 +233,11 @@ fn item_key(devid: DevId) -> Key {
 
 fn replace_item(item: &DevReplaceItem) -> (Key, Option<Value>) {
     (Key::new(0, KeyType::DEV_REPLACE, 0), Some(item.encode().into()))
+}
+
+fn count_device(superblock: &mut Superblock, item: &DevItem) {
+    superblock.num_devices = superblock.num_devices.saturating_add(1);
+    superblock.total_bytes = superblock.total_bytes.saturating_add(item.total_bytes);
 }
 
 /// Sorts a batch, and keeps the last change of each key.

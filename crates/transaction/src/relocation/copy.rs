@@ -25,6 +25,7 @@ use ubtrfs_format::node::{HEADER_SIZE, KEY_PTR_SIZE, NodeHeader, write_header};
 use ubtrfs_format::{Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{DelayedRefs, Extent, RefKey, SpaceKind};
 use ubtrfs_tree::{Node, RootPtr};
+use uuid::Uuid;
 
 use crate::cow::child_refs::{ChildRefs, Users, kind_of};
 use crate::delayed::tree_view::Tree;
@@ -106,7 +107,8 @@ pub(crate) fn copy_closure(
     nodesize: u32,
     transid: Generation,
 ) -> Result<Result<Copies, Mismatch>> {
-    let mut work = Copying { closure, nodesize, transid, moved: HashMap::new(), refs: DelayedRefs::new() };
+    let fsid = space.engine.commit_state.superblock().node_fsid();
+    let mut work = Copying { closure, fsid, nodesize, transid, moved: HashMap::new(), refs: DelayedRefs::new() };
     let shared = shared_members(closure);
     let reach = reach_shared(closure, &shared);
     let (mut nodes, mut roots) = (Vec::with_capacity(closure.members.len()), Vec::new());
@@ -135,6 +137,7 @@ pub(crate) fn copy_closure(
 
 struct Copying<'c, 'e> {
     closure: &'c Closure<'e>,
+    fsid: Uuid,
     nodesize: u32,
     transid: Generation,
     /// New addresses of copied blocks.
@@ -150,7 +153,8 @@ impl Copying<'_, '_> {
         let view = node.view();
         let mut raw = node.raw().to_vec();
         let header = NodeHeader {
-            fsid: view.fsid(),
+            // A block on a seed has the fsid of the seed.
+            fsid: self.fsid,
             chunk_tree_uuid: view.chunk_tree_uuid(),
             bytenr: at,
             generation: self.transid,

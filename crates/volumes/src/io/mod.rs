@@ -86,8 +86,9 @@ impl Volumes {
         while let Some(left) = end.offset_from(at).filter(|&left| left > 0) {
             let (chunk, offset) = self.chunk_for(at, 0)?;
             let len = left.min(chunk.range.bytes_from(at));
-            // A discard of data would make its parity wrong.
-            let nr_copies = if chunk.geometry.has_parity() { 0 } else { chunk.geometry.nr_copies() };
+            // A discard of data would make its parity wrong. Nothing is discarded on a seed.
+            let is_kept = chunk.geometry.has_parity() || self.is_on_seed(&chunk);
+            let nr_copies = if is_kept { 0 } else { chunk.geometry.nr_copies() };
             for copy in 0..nr_copies {
                 for segment in chunk.geometry.runs(offset, len, copy) {
                     match self.discard_segment(&chunk, segment) {

@@ -236,7 +236,7 @@ impl Volumes {
                 if to_twin {
                     self.write_twin_copy(&chunk, offset, unit, copy);
                 }
-                if mending.mend == Mend::BadCopies {
+                if mending.mend == Mend::BadCopies && !self.is_on_seed(&chunk) {
                     self.rewrite_copy(&chunk, offset, unit, copy)?;
                     if let Some(target) = target {
                         self.write_target(target, offset, &[IoSlice::new(unit)], unit.len())?;
@@ -287,7 +287,7 @@ impl Volumes {
         let _layout = self.layout_lock.read();
         let _alone = self.range_locks.repair(at, good.len() as u64);
         let Ok((chunk, offset)) = self.chunk_for(at, good_copy) else { return };
-        if chunk.range.bytes_from(at) < good.len() as u64 {
+        if chunk.range.bytes_from(at) < good.len() as u64 || self.is_on_seed(&chunk) {
             return;
         }
         let mut now = vec![0; good.len()];

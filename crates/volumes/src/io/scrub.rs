@@ -201,7 +201,10 @@ impl Volumes {
         let Some(member) = self.member(devid) else { return 0 };
         let Some(device) = member.backend() else { return 0 };
         let len_bytes = member.item.read().total_bytes.min(device.len_bytes());
-        let fsid = self.superblock().fsid;
+        let (fsid, committed) = match member.is_seed() {
+            true => (member.item.read().fsid, Generation(0)),
+            false => (self.superblock().fsid, committed),
+        };
         let is_good = |mirror: usize| {
             let found = read_mirror(device.as_ref(), mirror);
             found.is_ok_and(|found| found.fsid == fsid && found.generation >= committed)

@@ -91,6 +91,7 @@ impl Volumes {
 
     /// Writes `len` bytes, which must lie inside `chunk` from `offset` on.
     fn write_part(&self, chunk: &Chunk, offset: u64, bufs: &[IoSlice<'_>], len: usize, content: Content) -> Result<()> {
+        assert!(!self.is_on_seed(chunk), "E1 of `seed`: a chunk on a seed is written");
         if chunk.geometry.has_parity() {
             return Err(Error::ReadOnly { reason: "RAID5 and RAID6 are supported for reading only".to_owned() });
         }
