@@ -22,6 +22,7 @@ use ubtrfs_format::print::escaped;
 use ubtrfs_format::{DevId, Logical};
 use ubtrfs_fs::{Error, ExtentUse, InodeId};
 use ubtrfs_transaction::{Job, detect};
+use uuid::Uuid;
 
 use crate::execute::Context;
 use crate::failure::{Failure, Result};
@@ -46,7 +47,8 @@ pub enum Request {
     },
     /// Cancels the running resize, and waits until it has ended.
     CancelResize,
-    /// Adds a device, and deletes its content: [`Response::Added`].
+    /// Adds a device, and deletes its content: [`Response::Added`]. On a seed, which stays as it is, makes a filesystem with this
+    /// device: [`Response::Sprouted`].
     Add(NewDevice),
     /// Moves everything on these devices to the others, and removes them: [`Response::Removed`].
     Remove {
@@ -130,6 +132,13 @@ pub enum Response {
         /// Its device id.
         devid: u64,
     },
+    /// The device is the first one of a new filesystem on the seed.
+    Sprouted {
+        /// Its device id.
+        devid: u64,
+        /// The UUID of the new filesystem.
+        fsid: Uuid,
+    },
     /// The devices are no part of the filesystem any more.
     Removed,
     /// The error counters of all devices.
@@ -192,6 +201,10 @@ pub(crate) fn known(context: &Context<'_>, devid: u64) -> Result<DevId> {
 
 fn add(context: &Context<'_>, new: &NewDevice) -> Result<Response> {
     let device = open_new(context, new)?;
+    if context.fs.is_seed() {
+        let (devid, fsid) = context.fs.make_sprout(device, context.job)?;
+        return Ok(Response::Sprouted { devid: devid.0, fsid });
+    }
     Ok(Response::Added { devid: context.fs.add_device(device, context.job)?.0 })
 }
 

@@ -124,6 +124,9 @@ pub struct Device {
     pub path: Option<String>,
     /// Whether the device can be read and written: it is not missing, and has not failed.
     pub is_usable: bool,
+    /// Whether it is a device of a seed, on which the filesystem builds.
+    #[serde(default)]
+    pub is_seed: bool,
     /// Bytes of the device that belong to the filesystem.
     pub total: u64,
     /// Bytes of the device beyond `total`.
@@ -220,6 +223,7 @@ fn usage(context: &Context<'_>) -> Result<Usage> {
         uuid: device.uuid,
         path: device.path,
         is_usable: device.is_usable,
+        is_seed: device.is_seed,
         total: device.total,
         slack: device.slack,
         allocated: device.allocated,

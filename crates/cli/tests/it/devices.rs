@@ -325,3 +325,77 @@ fn what_is_passed_over_in_a_damaged_image_is_told() {
         assert!(said.starts_with("warning: data at ") && said.contains("is returned though it is damaged"), "{said}");
     }
 }
+
+#[test]
+fn a_filesystem_is_made_on_a_seed_and_leaves_it() {
+    let bed = Bed::new();
+    let [seed, own, other] = ["seed.img", "own.img", "other.img"].map(|name| bed.at(name));
+    ok(ubtrfs(["mkfs", "-q", "-b", "256M", &seed]));
+    fs::write(bed.path("of seed"), "of seed".repeat(2_000_000)).unwrap();
+    ok(ubtrfs(["cp", &bed.at("of seed"), &format!("{seed}:/of seed")]));
+    ok(ubtrfs(["tune", "-S", "1", &seed]));
+    let before = fs::read(bed.path("seed.img")).unwrap();
+    refused(&ubtrfs(["mkdir", &format!("{seed}:/new")]), &["it is a seed filesystem"]);
+    bed.blank("own.img", 256);
+    bed.blank("other.img", 256);
+    refused(&ubtrfs(["device", "add", &own, &other, &seed]), &["other.img was not added to the seed", "on", "own.img"]);
+    let text = ok(ubtrfs(["device", "add", "-f", &own, &seed]));
+    assert!(text.contains("is device 2 of the new filesystem") && text.contains("ubtrfs mount"), "{text}");
+    let added: Value = serde_json::from_str(&ok(ubtrfs(["device", "add", "--json", &other, &seed]))).unwrap();
+    assert!(added[0]["fsid"].is_string(), "{added}");
+    // Both are written, and use the seed at the same time.
+    for (image, name) in [(&own, "own"), (&other, "other")] {
+        fs::write(bed.path(name), name.repeat(2_000_000)).unwrap();
+        ok(ubtrfs(["cp", &bed.at(name), &format!("{image}:/{name}")]));
+        assert!(ok(ubtrfs(["check", "--check-data-csum", image])).contains(": clean"));
+    }
+    let usage = ok(ubtrfs(["device", "usage", &own]));
+    assert!(usage.contains("ID: 2") && !usage.contains("ID: 1\n"), "{usage}");
+    let shown = ok(ubtrfs(["filesystem", "show", &own]));
+    assert!(shown.contains("Total devices 2") && shown.contains("seed.img") && shown.contains("own.img"), "{shown}");
+    refused(&ubtrfs(["filesystem", "resize", "1:max", &own]), &["device 1 is a seed device"]);
+    bed.blank("third.img", 256);
+    refused(&ubtrfs(["replace", "start", "1", &bed.at("third.img"), &own]), &["device 1 is a seed device"]);
+    refused(&ubtrfs(["device", "remove", &own, &own]), &["its last device of its own", "ubtrfs device add"]);
+    ok(ubtrfs(["scrub", "start", "-B", &own]));
+    if capability::kernel_oracle() {
+        bed.judge(&["own.img", "seed.img"], &["of seed", "own"]);
+    }
+    assert_eq!(ok(ubtrfs(["device", "remove", &seed, &own])), "device 1 was removed\n");
+    assert!(fs::read(bed.path("seed.img")).unwrap() == before, "nothing is written to a seed");
+    fs::rename(bed.path("seed.img"), bed.path("away")).unwrap();
+    assert!(ok(ubtrfs(["check", "--check-data-csum", &own])).contains(": clean"));
+    if capability::kernel_oracle() {
+        bed.judge(&["own.img"], &["of seed", "own"]);
+    }
+    // Without its seed, the other one says what is missing.
+    let refusal = ubtrfs(["mkdir", &format!("{other}:/new")]);
+    refused(&refusal, &["device 1"]);
+}
+
+#[test]
+fn a_mounted_seed_gets_a_filesystem_on_it() {
+    if !capability::fuse() {
+        return;
+    }
+    let bed = Bed::new();
+    let [seed, own, m] = ["seed.img", "own.img", "m"].map(|name| bed.at(name));
+    ok(ubtrfs(["mkfs", "-q", "-b", "256M", &seed]));
+    ok(ubtrfs(["mkdir", &format!("{seed}:/dir")]));
+    ok(ubtrfs(["tune", "-S", "1", &seed]));
+    bed.blank("own.img", 256);
+    ok(ubtrfs(["mount", &seed, &m]));
+    let text = ok(ubtrfs(["device", "add", &own, &m]));
+    assert!(text.contains("of the new filesystem") && text.contains("ubtrfs mount"), "{text}");
+    // The mount of the seed stays as it is, beside that of the new filesystem.
+    let other = bed.at("other");
+    fs::create_dir(&other).unwrap();
+    ok(ubtrfs(["mount", &own, &other]));
+    fs::write(Path::new(&other).join("new"), "new").unwrap();
+    assert!(fs::write(Path::new(&m).join("new"), "new").is_err());
+    ok(ubtrfs(["device", "remove", "1", &other]));
+    ok(ubtrfs(["umount", &m]));
+    ok(ubtrfs(["umount", &other]));
+    assert!(ok(ubtrfs(["check", &own])).contains(": clean"));
+    assert_eq!(ok(ubtrfs(["cat", &format!("{own}:/new")])), "new");
+}

@@ -11,13 +11,13 @@ use serde_json::json;
 use ubtrfs_control::device::{NewDevice, Request, Response};
 use ubtrfs_control::resolve::PathBytes;
 use ubtrfs_control::{Channel, ImageId, ImageWork};
-use ubtrfs_device::{Device, FileDevice, loop_file};
+use ubtrfs_device::{Device, FileDevice, is_seed, loop_file};
 use ubtrfs_format::print::insert_name;
 
 use super::remove::is_same_device;
 use super::{filesystem_of, unexpected};
-use crate::commands::offline::ImageOptions;
-use crate::commands::place::{Target, find_own};
+use crate::commands::offline::{ImageOptions, Use};
+use crate::commands::place::{Target, find_own, with_channel};
 use crate::commands::served::with_served;
 use crate::common::{Shown, format_size, print_json, print_out};
 use crate::job::with_progress_in_bytes;
@@ -27,6 +27,8 @@ use crate::progs::is_progs;
 ///
 /// Everything on the devices is lost. The new space is used for new block groups; to spread what the filesystem has
 /// already, run: ubtrfs balance start PATH
+///
+/// A seed stays as it is: the device becomes a new filesystem on it, which is mounted by the new device.
 #[derive(clap::Args)]
 pub(super) struct AddArgs {
     /// The block devices or image files, then a directory in the mount, or an image that is not mounted. A new image file
@@ -56,9 +58,22 @@ pub(super) fn run(args: &AddArgs) -> anyhow::Result<ExitCode> {
             bail!("{} is given twice", device.shown());
         }
     }
-    let added = with_served(&target, &args.image, ImageWork::Removal, |channel| {
-        devices.iter().map(|path| add(args, channel, &target, path)).collect::<anyhow::Result<Vec<_>>>()
-    })?;
+    let work = |channel: &Channel<'_>| {
+        let mut added = Vec::new();
+        for (index, path) in devices.iter().enumerate() {
+            let (value, is_sprout) = add(args, channel, &target, path)?;
+            added.push(value);
+            if let Some(next) = devices.get(index.saturating_add(1)).filter(|_| is_sprout) {
+                bail!("{} was not added to the seed; add it to the new filesystem on {}", next.shown(), path.shown());
+            }
+        }
+        Ok(added)
+    };
+    // Nothing is written to a seed, so it is opened for reading.
+    let added = match &target {
+        Target::Image(at) if is_seed(&at.image) => with_channel(&target, &args.image, Use::Read, work),
+        _ => with_served(&target, &args.image, ImageWork::Removal, work),
+    }?;
     match args.json {
         true => print_json(&added.into()),
         false => Ok(()),
@@ -75,8 +90,13 @@ fn holding_filesystem(file: &File) -> Option<u64> {
     }
 }
 
-/// Adds a device, tells so, and returns the facts about it.
-fn add(args: &AddArgs, channel: &Channel<'_>, target: &Target, path: &Path) -> anyhow::Result<serde_json::Value> {
+/// Adds a device, tells so, and returns the facts about it, and whether it is a new filesystem on a seed.
+fn add(
+    args: &AddArgs,
+    channel: &Channel<'_>,
+    target: &Target,
+    path: &Path,
+) -> anyhow::Result<(serde_json::Value, bool)> {
     let (new, size_bytes) = new_device(path, target, args.force, args.nodiscard)?;
     let full = new.path.0.clone();
     let request = Request::Add(new);
@@ -84,16 +104,28 @@ fn add(args: &AddArgs, channel: &Channel<'_>, target: &Target, path: &Path) -> a
         channel.call_with(ubtrfs_control::Request::Device(request), &[], job)
     });
     let done = done.map_err(|failure| anyhow!("cannot add {} to {target}: {failure}", path.shown()))?;
-    let ubtrfs_control::Response::Device(Response::Added { devid }) = done else {
-        return Err(unexpected(target));
+    let (devid, fsid) = match done {
+        ubtrfs_control::Response::Device(Response::Added { devid }) => (devid, None),
+        ubtrfs_control::Response::Device(Response::Sprouted { devid, fsid }) => (devid, Some(fsid)),
+        _ => return Err(unexpected(target)),
+    };
+    let (shown, size) = (path.shown(), format_size(size_bytes));
+    let text = match fsid {
+        None => format!("{shown} is device {devid} now, with {size}\n"),
+        Some(fsid) => format!(
+            "{shown} is device {devid} of the new filesystem {fsid} on the seed, with {size}; to write, mount it: ubtrfs mount {shown} DIR\n"
+        ),
     };
     tell_of_discard(path, size_bytes, args.nodiscard)?;
     if !args.json && !is_progs() {
-        print_out(&format!("{} is device {devid} now, with {}\n", path.shown(), format_size(size_bytes)))?;
+        print_out(&text)?;
     }
     let mut value = json!({ "devid": devid, "size_bytes": size_bytes });
+    if let Some(fsid) = fsid {
+        value["fsid"] = json!(fsid);
+    }
     insert_name(&mut value, "path", &full);
-    Ok(value)
+    Ok((value, fsid.is_some()))
 }
 
 /// Prints what btrfs-progs prints about the discard of a new device's content. Called when the server has taken the

@@ -29,6 +29,7 @@ pub(super) fn unmounted(known: &[Uuid]) -> Vec<Described> {
             uuid: item.uuid,
             path: Some(name.to_owned()),
             is_usable: true,
+            is_seed: false,
             total: item.total_bytes,
             slack: 0,
             allocated: item.bytes_used,

@@ -148,7 +148,7 @@ pub(crate) fn device_usage(args: &DeviceUsageArgs) -> ExitCode {
             return print_df_json(&usage);
         }
         let mut text = String::new();
-        for device in &usage.devices {
+        for device in own_devices(&usage) {
             let line = |title: &str, bytes| {
                 let width = DEVICE_LINE.saturating_sub(title.len());
                 format!("   {title}{:>width$}\n", units.format(bytes))
@@ -177,6 +177,11 @@ const DEVICE_LINE: usize = 32;
 pub(super) fn bytes_of(device: &Device, flags: u64) -> u64 {
     let found = device.groups.iter().flatten().filter(|(found, _)| *found == flags);
     found.fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes))
+}
+
+/// The devices without those of seeds, which btrfs-progs leaves out too. Only the bytes in chunks count on all devices.
+pub(super) fn own_devices(usage: &Usage) -> impl Iterator<Item = &Device> {
+    usage.devices.iter().filter(|device| !device.is_seed)
 }
 
 /// Bytes of a device that belong to no chunk.
@@ -220,7 +225,7 @@ fn by_group(units: &Units, usage: &Usage) -> Result<String, std::fmt::Error> {
         let share = if group.total == 0 { 0.0 } else { 100.0 * group.used as f64 / group.total as f64 };
         let (size, used) = (units.format(group.total), units.format(group.used));
         writeln!(text, "\n{kind},{profile}: Size:{size}, Used:{used} ({share:.2}%)")?;
-        for device in &usage.devices {
+        for device in own_devices(usage) {
             let bytes = bytes_of(device, group.flags);
             if bytes > 0 {
                 writeln!(text, "   {}\t{:>10}", path_of(device.path.as_deref()), units.format(bytes))?;
@@ -229,7 +234,7 @@ fn by_group(units: &Units, usage: &Usage) -> Result<String, std::fmt::Error> {
     }
     if usage.devices.iter().all(|device| device.groups.is_some()) {
         writeln!(text, "\nUnallocated:")?;
-        for device in &usage.devices {
+        for device in own_devices(usage) {
             writeln!(text, "   {}\t{:>10}", path_of(device.path.as_deref()), units.format(unallocated(device)))?;
         }
     }
@@ -386,7 +391,7 @@ fn print_df_json(usage: &Usage) -> anyhow::Result<()> {
         .map(|device| {
             json!({
                 "devid": device.devid, "uuid": device.uuid, "path": device.path, "size": device.total,
-                "slack": device.slack, "allocated": device.allocated,
+                "slack": device.slack, "allocated": device.allocated, "is_seed": device.is_seed,
             })
         })
         .collect();
@@ -416,9 +421,9 @@ struct Sums {
 impl Sums {
     fn of(usage: &Usage) -> Self {
         let sum = |values: &mut dyn Iterator<Item = u64>| values.fold(0u64, u64::saturating_add);
-        let size = sum(&mut usage.devices.iter().map(|device| device.total));
+        let size = sum(&mut own_devices(usage).map(|device| device.total));
         let allocated = sum(&mut usage.devices.iter().map(|device| device.allocated));
-        let missing = usage.devices.iter().filter(|device| device.path.is_none());
+        let missing = own_devices(usage).filter(|device| device.path.is_none());
         let is_data = |group: &&Group| group.flags & BlockGroupFlags::DATA.bits() != 0;
         let is_metadata = |group: &&Group| group.flags & BlockGroupFlags::METADATA.bits() != 0;
         let ratio_of = |wanted: &dyn Fn(&&Group) -> bool| {
@@ -451,7 +456,7 @@ impl Sums {
             allocated,
             unallocated,
             missing: sum(&mut missing.map(|device| device.total)),
-            slack: sum(&mut usage.devices.iter().map(|device| device.slack)),
+            slack: sum(&mut own_devices(usage).map(|device| device.slack)),
             used: sum(&mut used.into_iter()),
             free: with(data_ratio),
             free_min: with(most),

@@ -2,7 +2,7 @@
 
 use ubtrfs_control::filesystem::{Device, Usage};
 
-use super::usage::{USAGE_ORDER, bytes_of, names, path_of, sorted, unallocated};
+use super::usage::{USAGE_ORDER, bytes_of, names, own_devices, path_of, sorted, unallocated};
 use crate::columns::columns;
 use crate::units::Units;
 
@@ -22,14 +22,14 @@ pub(super) fn table(usage: &Usage, units: &Units) -> String {
         of_groups(&|flags| names(flags).1.to_owned()),
         ["Unallocated".into(), "Total".into(), "Slack".into()],
     );
-    let devices = usage.devices.iter().map(|device| {
+    let devices = own_devices(usage).map(|device| {
         let of = |flags| or_dash(bytes_of(device, flags));
         let free = or_dash(unallocated(device));
         let last = [free, size(device.total), or_dash(device.slack)];
         row([device.devid.to_string(), path_of(device.path.as_deref())], of_groups(&of), last)
     });
     let devices: Vec<Vec<String>> = devices.collect();
-    let sum = |of: &dyn Fn(&Device) -> u64| size(usage.devices.iter().map(of).fold(0u64, u64::saturating_add));
+    let sum = |of: &dyn Fn(&Device) -> u64| size(own_devices(usage).map(of).fold(0u64, u64::saturating_add));
     let total = row(
         ["".into(), "Total".into()],
         groups.iter().map(|group| size(group.total)).collect(),
