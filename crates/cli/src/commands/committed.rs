@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use ubtrfs_device::{Access, Device, FileDevice, OpenError};
-use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, flags};
 use uuid::Uuid;
 
 use super::offline::{in_use, open_device};
@@ -118,11 +118,12 @@ fn image_of(path: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// Fails if a device belongs to another filesystem than most of the devices, and names that device. The first device
-/// decides between equal numbers.
+/// decides between equal numbers. Devices of seeds are left to whatever opens the filesystem, because others build on them.
 pub(crate) fn refuse_foreign(devices: &[Arc<FileDevice>]) -> anyhow::Result<()> {
     let fsid = |device: &Arc<FileDevice>| {
         let superblock = Superblock::decode(&first_superblock(device)).ok();
-        superblock.filter(|superblock| superblock.magic == MAGIC).map(|superblock| superblock.fsid)
+        let is_own = |superblock: &Superblock| superblock.magic == MAGIC && superblock.flags & flags::SEEDING == 0;
+        superblock.filter(is_own).map(|superblock| superblock.fsid)
     };
     // A device without a superblock is judged by whatever opens the filesystem.
     let found: Vec<_> = devices.iter().filter_map(|device| Some((device, fsid(device)?))).collect();

@@ -384,7 +384,7 @@ fn a_mounted_seed_gets_a_filesystem_on_it() {
     ok(ubtrfs(["mkdir", &format!("{seed}:/dir")]));
     ok(ubtrfs(["tune", "-S", "1", &seed]));
     bed.blank("own.img", 256);
-    ok(ubtrfs(["mount", &seed, &m]));
+    assert!(ubtrfs(["mount", &seed, &m]).status.success());
     let text = ok(ubtrfs(["device", "add", &own, &m]));
     assert!(text.contains("of the new filesystem") && text.contains("ubtrfs mount"), "{text}");
     // The mount of the seed stays as it is, beside that of the new filesystem.
