@@ -229,7 +229,10 @@ pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
         let text = "this mount has the option idmap, so only root and the user who mounted it may run commands";
         return Err(Failure::new(Errno::OPNOTSUPP, text));
     }
-    let is_refused = |(nr, file): (usize, &OpenFile)| file.is_read_only_mount && request.changes_through(nr);
+    // A device that is added to a seed changes another filesystem.
+    let makes_sprout = matches!(request, Request::Device(device::Request::Add(_))) && context.fs.is_seed();
+    let is_refused =
+        |(nr, file): (usize, &OpenFile)| file.is_read_only_mount && !makes_sprout && request.changes_through(nr);
     if context.files.iter().enumerate().any(is_refused) {
         return Err(Failure::new(Errno::ROFS, "this mount of the filesystem is read-only; use a writable one"));
     }
