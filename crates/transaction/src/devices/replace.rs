@@ -12,7 +12,8 @@
 //! - P1. Everything that was written before the new device became the twin is copied. The walk copies all allocated bytes,
 //!   also those that no tree describes yet: the items of data follow after the data, and may do so behind the walk.
 //! - P2. Until the commit that ends it, the old device is complete: an interruption leaves it in its place.
-//! - P3. A replacement that goes on trusts nothing that an earlier session or Linux has copied.
+//! - P3. A replacement that goes on trusts nothing that an earlier session or Linux has copied. When Linux (6.18) suspends
+//!   one, the cursor that it stores may lie beyond what it has copied.
 
 use std::sync::Arc;
 use std::time::Duration;
