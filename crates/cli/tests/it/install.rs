@@ -1,6 +1,7 @@
 //! Tests of `scripts/install` and `scripts/package`: what they install runs, and nothing is left when it is removed.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -138,6 +139,8 @@ fn packages_install_into_an_empty_root_and_are_purged_without_a_trace() {
     let control =
         "Package: btrfs-progs\nVersion: 1\nArchitecture: all\nMaintainer: none <none@none>\nDescription: old\n";
     fs::write(old.join("DEBIAN/control"), control).unwrap();
+    // Another test may have cleared the umask of this process.
+    fs::set_permissions(old.join("DEBIAN"), fs::Permissions::from_mode(0o755)).unwrap();
     for name in ["bin/btrfs", "sbin/mkfs.btrfs", "sbin/fsck.btrfs"] {
         fs::create_dir_all(old.join(name).parent().unwrap()).unwrap();
         fs::write(old.join(name), "old").unwrap();

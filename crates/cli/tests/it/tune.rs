@@ -9,7 +9,10 @@ use ubtrfs_testkit::{LoopMount, btrfs_check_array, capability, run};
 
 use crate::common::{ok, text, ubtrfs};
 
-const FSID: &str = "11111111-2222-3333-4444-555555555555";
+/// A new id. Tests run side by side, and devices are found by the id of the filesystem.
+fn new_id() -> String {
+    uuid::Uuid::new_v4().to_string()
+}
 
 /// The lines of `btrfs inspect dump-super` about the id, the flags and the features.
 fn facts(image: &Path) -> String {
@@ -57,17 +60,18 @@ fn the_id_changes_on_all_devices_and_back() {
         let before = facts(paths[0].as_ref());
         let old = before.split("\nfsid ").nth(1).unwrap().split('\n').next().unwrap().to_owned();
         // The other devices are found.
-        ok(ubtrfs(["tune", "-M", FSID, &paths[0]]));
+        let id = new_id();
+        ok(ubtrfs(["tune", "-M", &id, &paths[0]]));
         for path in &paths {
             let after = facts(path.as_ref());
             assert!(
-                after.contains(&format!("\nfsid {FSID}\n")) && after.contains(&format!("metadata_uuid {old}")),
+                after.contains(&format!("\nfsid {id}\n")) && after.contains(&format!("metadata_uuid {old}")),
                 "{after}"
             );
         }
         reads(&paths);
         ok(ubtrfs(["tune", "-m", &paths[0]]));
-        assert!(!facts(paths[0].as_ref()).contains(FSID));
+        assert!(!facts(paths[0].as_ref()).contains(&id));
         reads(&paths);
         ok(ubtrfs(["tune", "-M", &old, &paths[0]]));
         // Linux sets big-metadata in each filesystem that it mounts.
@@ -87,7 +91,8 @@ fn the_same_change_gives_the_bytes_of_btrfs_progs() {
     let sandbox = dir.path().join("bin");
     fs::create_dir(&sandbox).unwrap();
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_ubtrfs"), sandbox.join("btrfstune")).unwrap();
-    for options in [&["-r", "-x", "-n"][..], &["-S", "1"], &["-f", "-S", "0"], &["-M", FSID]] {
+    let id = new_id();
+    for options in [&["-r", "-x", "-n"][..], &["-S", "1"], &["-f", "-S", "0"], &["-M", &id]] {
         fs::copy(&paths[0], &copy).unwrap();
         run("btrfstune", options.iter().copied().chain([copy.to_str().unwrap()])).unwrap();
         ok(Command::new(sandbox.join("btrfstune")).args(options).arg(&paths[0]).output().unwrap());
@@ -104,7 +109,8 @@ fn an_interrupted_change_is_refused_and_completed() {
     let paths = made(&dir, &["a.img", "b.img"]);
     // The first device is done, the second one still has its old id and the flag.
     let second = fs::read(&paths[1]).unwrap();
-    ok(ubtrfs(["tune", "-M", FSID, &paths[0]]));
+    let id = new_id();
+    ok(ubtrfs(["tune", "-M", &id, &paths[0]]));
     fs::write(&paths[1], second).unwrap();
     let image = &paths[1];
     for offset in ubtrfs_format::superblock::SUPERBLOCK_OFFSETS.into_iter().filter(|offset| *offset < 300 << 20) {
@@ -122,7 +128,7 @@ fn an_interrupted_change_is_refused_and_completed() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("was interrupted"), "{refused:?}");
     let refused = ubtrfs(["tune", "-m", &paths[1]]);
     assert!(String::from_utf8_lossy(&refused.stderr).contains("1 of the 2 devices"), "{refused:?}");
-    ok(ubtrfs(["tune", "-M", FSID, &paths[0], &paths[1]]));
+    ok(ubtrfs(["tune", "-M", &id, &paths[0], &paths[1]]));
     reads(&paths);
 }
 
@@ -138,7 +144,7 @@ fn what_cannot_be_changed_is_refused_with_the_reason() {
     };
     refused(&["tune", image], "at least one option");
     refused(&["tune", "-u", image], "not in ubtrfs");
-    refused(&["tune", "-U", FSID, image], "not in ubtrfs");
+    refused(&["tune", "-U", &new_id(), image], "not in ubtrfs");
     refused(&["tune", "-M", "nonsense", image], "could not parse UUID: nonsense");
     refused(&["tune", "-M", "00000000-0000-0000-0000-000000000000", image], "cannot be zero");
     refused(&["tune", "-S", "2", image], "give 1 to set");
