@@ -216,6 +216,8 @@ impl Fs {
             // A thread that panics during a writeback releases the writeback lock before its work is complete. Then the
             // filesystem is read-only, so write nothing.
             if let Err(error) = self.engine.check_writable() {
+                // Giving up a job takes the lock of its inode.
+                drop((state, guard));
                 jobs.into_iter().flatten().for_each(|job| self.give_up(job));
                 return Err(error.into());
             }
