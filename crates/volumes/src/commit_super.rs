@@ -108,7 +108,7 @@ impl Volumes {
         }
         let nr_kicks = self.kicks.number.load(Ordering::Acquire);
         debug_assert!(
-            self.members().iter().filter(|member| !member.is_seed()).all(|member| {
+            self.own_members().iter().all(|member| {
                 member.primary.lock().generation().is_none_or(|generation| generation <= sb.generation)
             }),
             "C4: a commit lowers the generation"
@@ -145,8 +145,7 @@ impl Volumes {
 
     /// Writes and flushes the primary superblocks. Returns the members that have it durably.
     fn write_primaries(&self, sb: &Superblock) -> Result<Vec<Arc<Member>>> {
-        let members: Vec<Arc<Member>> =
-            self.members().into_iter().filter(|member| member.is_complete() && !member.is_seed()).collect();
+        let members: Vec<Arc<Member>> = self.own_members().into_iter().filter(|member| member.is_complete()).collect();
         members.iter().try_for_each(|member| check_own(sb, member, SUPERBLOCK_OFFSETS[0]).map(drop))?;
         // Until a device in a new place has its superblock, it has one with the device id 0, which Linux refuses beside a
         // replacement that has ended.
@@ -178,7 +177,7 @@ impl Volumes {
 
     /// The members that get writes.
     fn written_members(&self) -> Vec<Arc<Member>> {
-        self.members().into_iter().filter(|member| member.takes_writes() && !member.is_seed()).collect()
+        self.own_members().into_iter().filter(|member| member.takes_writes()).collect()
     }
 
     /// Works on these members at once, and kicks those for which the work fails.
@@ -202,9 +201,7 @@ impl Volumes {
         if member.backend().is_none() {
             return Ok(());
         }
-        let takes_place =
-            |other: &Arc<Member>| other.is_complete() && !other.is_seed() && other.devid() != member.devid();
-        let is_last = !self.members().iter().any(takes_place);
+        let is_last = !self.own_members().iter().any(|other| other.is_complete() && other.devid() != member.devid());
         let chunks = self.chunks.all();
         // A late member may lack content (see `member`), so it cannot take the place of another one.
         let counts =

@@ -169,8 +169,7 @@ pub fn check_superblocks(devices: Vec<Arc<dyn Device>>) -> Result<()> {
 impl Volumes {
     /// The roots of the root tree in the superblocks that were found at open, and their generations.
     pub fn found_roots(&self) -> Vec<(Logical, Generation)> {
-        let own = self.members().into_iter().filter(|member| !member.is_seed());
-        own.map(|member| member.found_root).filter(|(root, _)| root.0 != 0).collect()
+        self.own_members().iter().map(|member| member.found_root).filter(|(root, _)| root.0 != 0).collect()
     }
 
     /// Compares the copies that the members have of a node of this generation (I3). Returns the node if a copy of it is
@@ -183,7 +182,7 @@ impl Volumes {
         let mut first: Option<(String, Vec<u8>)> = None;
         let mut raw = vec![0; usize::try_from(self.superblock().nodesize).unwrap_or_default()];
         // An older member may have a node of a commit that was not completed.
-        for member in self.members().into_iter().filter(|member| member.found_root.1 >= of && !member.is_seed()) {
+        for member in self.own_members().into_iter().filter(|member| member.found_root.1 >= of) {
             let is_valid =
                 self.read_copy_on(&member, at, &mut raw).is_ok() && verify_block(&raw, csum_type, at, of).is_ok();
             match &first {

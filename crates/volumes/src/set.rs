@@ -622,9 +622,14 @@ impl Volumes {
         self.devices.read().values().cloned().collect()
     }
 
+    /// The devices that are not of a seed: those that have this filesystem's superblock, and are written (E1 of `seed`).
+    pub(crate) fn own_members(&self) -> Vec<Arc<Member>> {
+        self.devices.read().values().filter(|member| !member.is_seed()).cloned().collect()
+    }
+
     /// The devices on which chunks can have stripes: all but those of seeds (E3 of `seed`).
     pub(crate) fn placeable(&self) -> Vec<PlaceableDevice> {
-        self.members().iter().filter(|member| !member.is_seed()).map(|member| PlaceableDevice::of(member)).collect()
+        self.own_members().iter().map(|member| PlaceableDevice::of(member)).collect()
     }
 
     /// The devices that can be written.
@@ -647,15 +652,14 @@ impl Volumes {
             );
             self.devices.write().remove(&member.devid().0);
         }
-        let members = self.members();
-        if self.sprouts_from.is_none() && !members.iter().any(|member| member.device().is_some() && !member.is_seed()) {
+        if self.sprouts_from.is_none() && self.own_members().iter().all(|member| member.device().is_none()) {
             let names: Vec<String> = unknown.iter().map(|member| member.describe()).collect();
             return Err(Error::Refused {
                 what: format!("{} was removed from this filesystem", names.join(", ")),
                 hint: "give the devices that it has",
             });
         }
-        if members.iter().any(|member| member.state() == MemberState::Missing) {
+        if self.members().iter().any(|member| member.state() == MemberState::Missing) {
             // C4 of `commit_super`, also if as many devices were given as the filesystem has.
             self.kicks.count();
             return Ok(());
