@@ -152,9 +152,8 @@ impl Volumes {
 
     /// Whether the filesystem has enough devices of its own for this profile. True for filesystems without seeds.
     pub fn fits_own_devices(&self, flags: BlockGroupFlags) -> bool {
-        let nr_own = self.placeable().len();
-        let fits = Profile::of(flags).is_none_or(|profile| usize::from(profile.devs_min) <= nr_own);
-        fits || !self.has_seed()
+        let fits = |profile: &Profile| usize::from(profile.devs_min) <= self.placeable().len();
+        !self.has_seed() || Profile::of(flags).is_none_or(fits)
     }
 
     /// The devices that were given, also those of seeds.
