@@ -223,18 +223,18 @@ impl NodeStore {
 
     fn read_checked(&self, ptrs: &[NodePtr], buf: &mut [u8]) -> Result<()> {
         match self.read_with(ptrs, buf, true) {
-            // R2 of rescue: a copy with the right checksum is preferred.
-            Err(error @ Error::Corrupt(_)) if !self.check.verify_csum => match ptrs {
-                [ptr] => {
-                    self.read_with(ptrs, buf, false)?;
+            // R2 of rescue: a copy with the right checksum is preferred, of each block.
+            Err(Error::Corrupt(_)) if !self.check.verify_csum && ptrs.len() > 1 => {
+                let mut blocks = ptrs.chunks(1).zip(buf.chunks_exact_mut(self.nodesize));
+                blocks.try_for_each(|(ptr, raw)| self.read_checked(ptr, raw))
+            }
+            Err(error @ Error::Corrupt(_)) if !self.check.verify_csum => {
+                self.read_with(ptrs, buf, false)?;
+                for ptr in ptrs {
                     tracing::warn!("tree block {} is used though it is damaged: {error}", ptr.bytenr);
-                    Ok(())
                 }
-                _ => {
-                    let blocks = ptrs.iter().zip(buf.chunks_exact_mut(self.nodesize));
-                    blocks.into_iter().try_for_each(|(ptr, raw)| self.read_checked(std::slice::from_ref(ptr), raw))
-                }
-            },
+                Ok(())
+            }
             read => read,
         }
     }
