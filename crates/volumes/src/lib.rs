@@ -48,8 +48,8 @@ pub use profile::copies_of;
 pub use recovery::{SuperCopies, SuperCopy};
 pub use set::{DeviceSummary, OpenOptions, Volumes};
 pub use signature::{detect, wipe};
-pub use tune::{TUNABLE, Tuning, UNFINISHED_REPLACEMENT, tune};
-pub use twin::GivenUpTwin;
+pub use tune::{TUNABLE, Tuning, tune};
+pub use twin::{GivenUpTwin, unfinished_replacement};
 
 /// Logical ranges of a chunk at `logical` that cover superblock mirrors, sorted. Nothing is allocated in these
 /// ranges. This function serves chunks that are not in a map yet; it fails if the chunk's fields contradict each

@@ -23,6 +23,7 @@ use ubtrfs_format::superblock::{Incompat, SUPERBLOCK_OFFSETS, Superblock, flags}
 use uuid::Uuid;
 
 use crate::superblock::{find, fits, write_copy};
+use crate::twin::unfinished_replacement;
 
 /// A change of an unmounted filesystem.
 #[derive(Clone, Debug)]
@@ -125,8 +126,9 @@ fn check_together(found: &[Superblock], devices: &[Arc<dyn Device>]) -> Result<(
         return refuse("no device was given".to_owned(), "give at least one device");
     };
     let newest = found.iter().map(|superblock| superblock.generation).max();
+    // The new device of a replacement has the filesystem's id, too.
     if found.iter().any(Superblock::is_replacement_target) {
-        return refuse("the replacement of a device is not complete".to_owned(), UNFINISHED_REPLACEMENT);
+        return Err(unfinished_replacement(None));
     }
     for (superblock, device) in found.iter().zip(devices) {
         let name = device.describe();
@@ -176,6 +178,3 @@ fn write(device: &dyn Device, superblock: &Superblock) -> Result<()> {
 }
 
 const NOTHING_CHANGED: &str = "nothing was changed";
-/// The advice if a replacement is not complete: its new device has the filesystem's id, too.
-pub const UNFINISHED_REPLACEMENT: &str =
-    "mount the filesystem with the new device, and it goes on; or end it: ubtrfs replace cancel";

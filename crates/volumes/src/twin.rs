@@ -180,6 +180,15 @@ impl Twin {
     }
 }
 
+/// The error of a change that waits for the end of a replacement of this device, if it is known which one.
+pub fn unfinished_replacement(devid: Option<DevId>) -> Error {
+    let of = devid.map_or_else(|| "a device".to_owned(), |devid| format!("device {devid}"));
+    Error::Refused {
+        what: format!("the replacement of {of} is not complete"),
+        hint: "mount the filesystem with the new device, and it goes on; or end it: ubtrfs replace cancel",
+    }
+}
+
 /// The new device of a replacement that was given up.
 #[derive(Debug)]
 pub struct GivenUpTwin(Arc<Twin>);

@@ -11,7 +11,7 @@ use ubtrfs_device::{Access, Device};
 use ubtrfs_format::item::DevReplaceItem;
 use ubtrfs_format::superblock::Incompat;
 use ubtrfs_fs::{Fs, MountOptions};
-use ubtrfs_volumes::{Tuning, UNFINISHED_REPLACEMENT, tune};
+use ubtrfs_volumes::{Tuning, tune, unfinished_replacement};
 use uuid::Uuid;
 
 use super::offline::{open_device, with_members};
@@ -90,9 +90,7 @@ fn refuse_replacement(devices: &[Arc<dyn Device>]) -> anyhow::Result<()> {
     let last = fs.last_replacement();
     fs.close()?;
     match last.ok().flatten().filter(DevReplaceItem::is_unfinished) {
-        Some(item) => {
-            bail!("the replacement of device {} is not complete; {UNFINISHED_REPLACEMENT}", item.src_devid)
-        }
+        Some(item) => Err(unfinished_replacement(Some(item.src_devid)).into()),
         None => Ok(()),
     }
 }

@@ -18,9 +18,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use ubtrfs_error::{Error, Result};
+use ubtrfs_error::Result;
 use ubtrfs_format::item::DevReplaceItem;
-use ubtrfs_volumes::Volumes;
+use ubtrfs_volumes::{Volumes, unfinished_replacement};
 
 /// A replacement that is not complete, if there is one.
 #[derive(Debug, Default)]
@@ -132,11 +132,7 @@ impl Replacing {
 
     /// Fails if there is a replacement.
     pub(crate) fn check_none(&self) -> Result<()> {
-        let Some(suspended) = self.suspended() else { return Ok(()) };
-        Err(Error::Refused {
-            what: format!("the replacement of device {} is not complete", suspended.item.src_devid),
-            hint: "mount the filesystem with the new device, and it goes on; or end it: ubtrfs replace cancel",
-        })
+        self.suspended().map_or(Ok(()), |suspended| Err(unfinished_replacement(Some(suspended.item.src_devid))))
     }
 
     /// Whether the next commit stores something new.
