@@ -33,7 +33,7 @@ pub(crate) fn to_stderr() {
 pub(crate) fn as_warnings() {
     let _ = tracing_subscriber::fmt()
         .with_max_level(level())
-        .with_writer(|| Warning { line: Vec::new() })
+        .with_writer(|| Message::new(warn))
         .with_ansi(false)
         .without_time()
         .with_target(false)
@@ -53,7 +53,7 @@ pub(crate) fn to_syslog(image: &Path, dir: &Path) {
     }
     let _ = tracing_subscriber::fmt()
         .with_max_level(level())
-        .with_writer(|| Syslog { line: Vec::new() })
+        .with_writer(|| Message::new(send_to_syslog))
         .with_ansi(false)
         .without_time()
         .with_target(false)
@@ -66,12 +66,19 @@ pub(crate) fn tell_syslog(work: &str, message: &str) {
     send(ERROR, &escaped_line(message.as_bytes()));
 }
 
-/// Collects the bytes of one log message, and prints the message when dropped.
-struct Warning {
+/// Collects the bytes of one log message, and passes the message on when dropped.
+struct Message {
     line: Vec<u8>,
+    pass_on: fn(&str),
 }
 
-impl Write for Warning {
+impl Message {
+    fn new(pass_on: fn(&str)) -> Self {
+        Self { line: Vec::new(), pass_on }
+    }
+}
+
+impl Write for Message {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.line.extend_from_slice(bytes);
         Ok(bytes.len())
@@ -82,35 +89,14 @@ impl Write for Warning {
     }
 }
 
-impl Drop for Warning {
+impl Drop for Message {
     fn drop(&mut self) {
-        if !self.line.trim_ascii().is_empty() {
-            warn(&escaped_line(self.line.trim_ascii()));
-        }
+        (self.pass_on)(&escaped_line(self.line.trim_ascii()));
     }
 }
 
-/// Collects the bytes of one log message, and sends the message when dropped.
-struct Syslog {
-    line: Vec<u8>,
-}
-
-impl Write for Syslog {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.line.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Drop for Syslog {
-    fn drop(&mut self) {
-        let text = escaped_line(self.line.trim_ascii());
-        send(if text.contains("ERROR") { ERROR } else { WARNING }, &text);
-    }
+fn send_to_syslog(text: &str) {
+    send(if text.contains("ERROR") { ERROR } else { WARNING }, text);
 }
 
 fn send(severity: u32, text: &str) {
