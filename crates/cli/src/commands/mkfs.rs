@@ -97,11 +97,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner, requires = "rootdir",
         conflicts_with_all = ["map_users", "map_groups"])]
     owner: Option<(u32, u32)>,
-    /// With --rootdir, give COUNT users from FROM on the numbers from TO on. Can be given several times; other users are
-    /// refused then.
+    /// With --rootdir, renumber COUNT users: the user FROM becomes TO, and so on. Can be given several times. Files of other
+    /// users are not copied then.
     #[arg(long, value_name = "FROM:TO:COUNT", value_parser = parse_range, requires = "rootdir")]
     map_users: Vec<IdRange>,
-    /// The same for groups.
+    /// With --rootdir, renumber groups as --map-users renumbers users. Can be given several times.
     #[arg(long, value_name = "FROM:TO:COUNT", value_parser = parse_range, requires = "rootdir")]
     map_groups: Vec<IdRange>,
     /// With --rootdir, compress files: zstd, zlib, lzo or no, with an optional level, as in zstd:9.
@@ -369,8 +369,9 @@ impl Target {
 /// Copies a directory into the new filesystem, and returns the number of files that were not copied (I3).
 fn fill(args: &Args, target: &Target, device: Arc<dyn Device>, dir: &Path) -> anyhow::Result<u64> {
     let fill = |fs: &Fs| {
-        let owners = OwnerMap { owner: args.owner, users: &args.map_users, groups: &args.map_groups };
-        let options = FillOptions { subvolumes: &args.subvolumes, flags: &args.inode_flags, owners };
+        let owners = OwnerMap { users: &args.map_users, groups: &args.map_groups };
+        let (subvolumes, flags) = (&args.subvolumes, &args.inode_flags);
+        let options = FillOptions { subvolumes, flags, owner: args.owner, owners };
         let nr_failed = copy::fill(fs, target.path(), target.named_path(), dir, options)?;
         if let Some((uid, gid)) = args.root_owner {
             let owner = SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() };

@@ -266,7 +266,9 @@ pub(crate) struct FillOptions<'a> {
     pub(crate) subvolumes: &'a [NewSubvolume],
     /// Flags of files.
     pub(crate) flags: &'a [NewFlags],
-    /// Owners of files.
+    /// The owner of every file.
+    pub(crate) owner: Option<(u32, u32)>,
+    /// The owners of files otherwise.
     pub(crate) owners: OwnerMap<'a>,
 }
 
@@ -280,7 +282,7 @@ pub(crate) fn fill(
     dir: &Path,
     options: FillOptions<'_>,
 ) -> anyhow::Result<u64> {
-    let args = Args::archive();
+    let args = Args { owner: options.owner, ..Args::archive() };
     let path = dir.as_os_str().as_bytes().to_vec();
     let mut to = Image::new(fs, shown_image);
     (to.subvolumes, to.flags) = (options.subvolumes, options.flags);

@@ -1,4 +1,4 @@
-//! Owners in a new filesystem: all one owner, or ranges of ids of the source mapped to other ids.
+//! Owners in a new filesystem: ranges of ids of the source get other ids.
 
 use anyhow::Context;
 
@@ -12,23 +12,24 @@ pub(crate) struct IdRange {
 
 /// Parses `FROM:TO:COUNT`.
 pub(crate) fn parse_range(text: &str) -> Result<IdRange, String> {
-    let mut numbers = text.split(':').map(|number| number.parse::<u32>().ok());
-    let mut next = || numbers.next().flatten();
-    let range = (|| Some(IdRange { from: next()?, to: next()?, count: next()? }))();
+    let numbers: Option<Vec<u32>> = text.split(':').map(|number| number.parse().ok()).collect();
+    let range = match numbers.as_deref() {
+        Some(&[from, to, count]) => Some(IdRange { from, to, count }),
+        _ => None,
+    };
     // The highest number is not an id, because it means "do not change" to chown(2).
     let is_valid = |range: &IdRange| {
         let ends_below = |start: u32| start.checked_add(range.count).is_some();
         range.count > 0 && ends_below(range.from) && ends_below(range.to)
     };
-    let range = range.filter(is_valid).filter(|_| text.split(':').count() == 3);
-    range.ok_or_else(|| format!("'{text}' is not a range of ids; write FROM:TO:COUNT, for example 1000:0:1"))
+    range
+        .filter(is_valid)
+        .ok_or_else(|| format!("'{text}' is not a range of ids; write FROM:TO:COUNT, for example 1000:0:1"))
 }
 
 /// How the owners of a source become those of the copy.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OwnerMap<'a> {
-    /// The user and group of every file.
-    pub(crate) owner: Option<(u32, u32)>,
     /// Ranges of users; empty for the users of the source.
     pub(crate) users: &'a [IdRange],
     /// Ranges of groups, as of users.
@@ -38,9 +39,6 @@ pub(crate) struct OwnerMap<'a> {
 impl OwnerMap<'_> {
     /// The owner that a file of the copy gets. Fails for an id that is in no range.
     pub(super) fn owner_of(&self, (uid, gid): (u32, u32)) -> anyhow::Result<(u32, u32)> {
-        if let Some(owner) = self.owner {
-            return Ok(owner);
-        }
         Ok((
             mapped(self.users, uid).with_context(|| format!("its user {uid} is in no range of --map-users"))?,
             mapped(self.groups, gid).with_context(|| format!("its group {gid} is in no range of --map-groups"))?,
@@ -72,7 +70,6 @@ mod tests {
         for uid in [0, 999, 1001, 165_535] {
             assert!(map.owner_of((uid, 7)).is_err(), "{uid}");
         }
-        assert_eq!(OwnerMap { owner: Some((5, 6)), ..map }.owner_of((0, 0)).unwrap(), (5, 6));
         for text in ["", "1:2", "1:2:3:4", "1:2:0", "a:0:1", "4294967295:0:1", "0:4294967295:1", "-1:0:1"] {
             assert!(parse_range(text).is_err(), "{text}");
         }
