@@ -19,15 +19,22 @@ use crate::command::untroubled;
 
 /// The errors that `ubtrfs check` finds on the devices of a filesystem, data included.
 pub fn ubtrfs_check_errors(devices: Vec<Arc<dyn Device>>) -> Result<Vec<String>> {
-    let options = ubtrfs_check::Options { data_csums: true, ..ubtrfs_check::Options::default() };
-    let mut errors = Vec::new();
-    let report = ubtrfs_check::check(devices, options, &(), &mut |problem| {
-        if problem.code.is_error() {
-            errors.push(problem.to_string());
-        }
-    })?;
-    ensure!(report.complete, "the check is not complete: {errors:?}");
+    let (errors, is_complete) = problems(devices, |problem| problem.code.is_error())?;
+    ensure!(is_complete, "the check is not complete: {errors:?}");
     Ok(errors)
+}
+
+/// The problems that `ubtrfs check` finds and `counts` chooses, and whether everything was checked.
+fn problems(devices: Vec<Arc<dyn Device>>, counts: impl Fn(&Problem) -> bool) -> Result<(Vec<String>, bool)> {
+    let mut found = Vec::new();
+    let mut tell = |problem: Problem| {
+        if counts(&problem) {
+            found.push(problem.to_string());
+        }
+    };
+    let options = Options { data_csums: true, ..Options::default() };
+    let report = ubtrfs_check::check(devices, options, &(), &mut tell)?;
+    Ok((found, report.complete))
 }
 
 /// Fails with the checkers' output unless `btrfs check` and [`second_opinion`] find the filesystem clean.
@@ -94,18 +101,13 @@ fn opinion_but_on(images: &[impl AsRef<Path>], none_of: &[Code]) -> Result<()> {
     for image in images {
         devices.push(Arc::new(Unlocked::open(image.as_ref())?));
     }
-    let mut lines = Vec::new();
-    let mut tell = |problem: Problem| {
+    let (lines, is_complete) = problems(devices, |problem| {
         // The checker reports wrong quota numbers only as a warning. Here they count as an error, because the engine
         // must keep quota numbers exact.
         let counts = problem.code.is_error() || problem.code == Code::Qgroup;
-        if counts && !none_of.contains(&problem.code) {
-            lines.push(problem.to_string());
-        }
-    };
-    let options = Options { data_csums: true, ..Options::default() };
-    let report = ubtrfs_check::check(devices, options, &(), &mut tell)?;
-    if !lines.is_empty() || !report.complete {
+        counts && !none_of.contains(&problem.code)
+    })?;
+    if !lines.is_empty() || !is_complete {
         let names: Vec<String> = images.iter().map(|image| image.as_ref().display().to_string()).collect();
         bail!("ubtrfs check of {} finds what btrfs check does not:\n{}", names.join(" "), lines.join("\n"));
     }

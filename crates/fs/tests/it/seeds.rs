@@ -39,13 +39,7 @@ impl Seed {
         put(&fs, "of the seed", &content(30 * MIB, 1));
         fs.close().unwrap();
         drop(fs);
-        let loops: Vec<LoopDevice> = array.images.iter().map(|image| LoopDevice::over(image).unwrap()).collect();
-        let paths: Vec<&str> = loops.iter().map(LoopDevice::path).collect();
-        run("btrfs", ["device", "scan"].into_iter().chain(paths.iter().copied())).unwrap();
-        run("btrfstune", ["-S", "1", paths[0]]).unwrap();
-        run("btrfs", ["device", "scan", "--forget"].into_iter().chain(paths)).unwrap();
-        drop(loops);
-        wait_for(&array.images);
+        make_seed(&array.images);
         let before = array.images.iter().map(|image| std::fs::read(image).unwrap()).collect();
         Self { array, before }
     }
@@ -111,6 +105,17 @@ impl Seed {
             assert!(std::fs::read(image).unwrap() == *before, "{} was written", image.display());
         }
     }
+}
+
+/// Lets btrfs-progs make a filesystem a seed. The first image is its own.
+fn make_seed(images: &[PathBuf]) {
+    let loops: Vec<LoopDevice> = images.iter().map(|image| LoopDevice::over(image).unwrap()).collect();
+    let paths: Vec<&str> = loops.iter().map(LoopDevice::path).collect();
+    run("btrfs", ["device", "scan"].into_iter().chain(paths.iter().copied())).unwrap();
+    run("btrfstune", ["-S", "1", paths[0]]).unwrap();
+    run("btrfs", ["device", "scan", "--forget"].into_iter().chain(paths)).unwrap();
+    drop(loops);
+    wait_for(images);
 }
 
 /// Waits until other programs do not look at the loop devices of these images any more.
@@ -470,13 +475,7 @@ fn a_filesystem_on_a_seed_is_a_seed_itself() {
     fill(&fs, 1);
     close(fs);
     let both = seed.with(&middle);
-    let loops: Vec<LoopDevice> = both.iter().map(|image| LoopDevice::over(image).unwrap()).collect();
-    let paths: Vec<&str> = loops.iter().map(LoopDevice::path).collect();
-    run("btrfs", ["device", "scan"].into_iter().chain(paths.iter().copied())).unwrap();
-    run("btrfstune", ["-S", "1", paths[0]]).unwrap();
-    run("btrfs", ["device", "scan", "--forget"].into_iter().chain(paths)).unwrap();
-    drop(loops);
-    wait_for(&both);
+    make_seed(&both);
     let before = std::fs::read(&middle).unwrap();
     let top = seed.add_image("top.img");
     let fs = Fs::open(open(&both), MountOptions::default()).unwrap();
