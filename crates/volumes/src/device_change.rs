@@ -38,9 +38,8 @@ impl RemovedDevice {
         Self(member)
     }
 
-    /// Wipes the superblocks of the device (D3). A device that is missing or has failed is left as it is, and so is
-    /// a seed device. A failure is only
-    /// logged, because the device has left already; `how` says how, such as "removed".
+    /// Wipes the superblocks of the device (D3). A device that is missing or has failed is left as it is, and so is a seed
+    /// device. A failure is only logged, because the device has left already; `how` says how, such as "removed".
     pub fn wipe(self, how: &str) {
         if self.0.is_seed() {
             return;

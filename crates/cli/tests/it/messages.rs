@@ -523,8 +523,7 @@ fn damage_that_prevents_opening_is_answered_with_check() {
             &bed.run(line),
             &[
                 "corrupt",
-                "; copy the image, and see what is damaged with: ubtrfs check a.img; what is left",
-                "rescue=all",
+                "; copy the image; to find the damage, run: ubtrfs check a.img; to read what is left, use: -o ro,rescue=all\n",
             ],
         );
     }

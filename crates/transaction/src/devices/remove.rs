@@ -77,7 +77,7 @@ impl Engine {
                 hint: "add another device first: ubtrfs device add",
             });
         }
-        // What is on a seed gets a profile that fits the other devices when it moves.
+        // A relocation gives block groups on a seed a profile that fits the other devices.
         for group in self.space.block_groups().into_iter().filter(|group| !self.is_on_seed(group.start)) {
             let Some(profile) = Profile::of(group.flags).filter(|profile| usize::from(profile.devs_min) > nr_left)
             else {

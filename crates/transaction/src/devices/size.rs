@@ -56,11 +56,11 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if there is no such device, if it is a seed device, if `len_bytes` is more than the device's size or less than
-    /// [`DEVICE_LEN_MIN`], or if other operations keep working on block groups that lie past the new end;
-    /// [`Error::NoSpace`] if the extents past the new end find no room below it; [`Error::Cancelled`]; an error of a
-    /// read, a write or a commit. After an error, the size is unchanged, but chunks and extents that were moved stay in
-    /// their new places.
+    /// [`Error::Refused`] if there is no such device, if it is a seed device, if `len_bytes` is more than the device's
+    /// size or less than [`DEVICE_LEN_MIN`], or if other operations keep working on block groups that lie past the new
+    /// end; [`Error::NoSpace`] if the extents past the new end find no room below it; [`Error::Cancelled`]; an error of
+    /// a read, a write or a commit. After an error, the size is unchanged, but chunks and extents that were moved stay
+    /// in their new places.
     pub fn resize_device(&self, devid: DevId, len_bytes: u64, job: &Job) -> Result<()> {
         self.check_not_aborted()?;
         let _alone = self.device_changes.begin(job)?;

@@ -195,9 +195,10 @@ impl Engine {
     }
 
     /// Removes empty block groups from memory, and returns the changes that remove these groups from the trees. One
-    /// empty group of each type and all system groups stay, unless they lie on a seed or a relocation has condemned them. A group whose free
-    /// space is reserved for dirty data stays too. Until the commit is durable, the last superblock still maps the
-    /// removed block groups, so their device space is not reused before [`Engine::forget_chunks`].
+    /// empty group of each type and all system groups stay, unless they lie on a seed or a relocation has condemned
+    /// them. A group whose free space is reserved for dirty data stays too. Until the commit is durable, the last
+    /// superblock still maps the removed block groups, so their device space is not reused before
+    /// [`Engine::forget_chunks`].
     pub(crate) fn remove_empty_block_groups(&self, free_space: Option<&Tree>) -> Result<Option<RemovedGroups>> {
         let mut removed = RemovedGroups::default();
         let mut spared = BlockGroupFlags::empty();

@@ -23,7 +23,8 @@ pub(crate) struct Args {
     /// Image and directory or file in it
     #[arg(value_name = "IMAGE[:/PATH]", value_parser = ImagePathParser { root_by_default: true })]
     source: ImagePath,
-    /// File to write instead of standard output; the suffix (.tar.gz, .tar.xz, .tar.zst, .tar.bz2, .tar.lz4) selects the compression
+    /// File to write instead of standard output; the suffix (.tar.gz, .tar.xz, .tar.zst, .tar.bz2, .tar.lz4) selects the
+    /// compression
     #[arg(short = 'f', long = "output", visible_alias = "file", value_name = "FILE")]
     output: Option<PathBuf>,
     /// Mount options, such as subvol=home; any other value is taken as --output

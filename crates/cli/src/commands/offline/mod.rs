@@ -332,7 +332,7 @@ pub(crate) fn not_opened(verb: &str, image: &Path, cause: ubtrfs_fs::Error) -> a
     let text = match &cause {
         ubtrfs_fs::Error::Engine(ubtrfs_error::Error::Corrupt(_)) => {
             format!(
-                "{text}; copy the image, and see what is damaged with: ubtrfs check {shown}; what is left can be read with -o ro,rescue=all"
+                "{text}; copy the image; to find the damage, run: ubtrfs check {shown}; to read what is left, use: -o ro,rescue=all"
             )
         }
         // The engine knows no paths of the host.
