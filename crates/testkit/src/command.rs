@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-/// Runs a tool. Returns the tool's standard output, or an error with the tool's status and all of its output. A tool of
-/// btrfs-progs that met a dying mount or loop device ([`untroubled`]) is run again.
+/// Runs a tool. Returns the tool's standard output, or an error with the tool's status and all of its output. A tool that
+/// was disturbed by another test ([`untroubled`]) is run again.
 pub fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Result<String> {
     let args: Vec<S> = args.into_iter().collect();
     untroubled(
@@ -21,11 +21,13 @@ pub fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) ->
     )
 }
 
-/// Runs a tool of btrfs-progs again as long as its output, which is the result's text, says that it could not look at
-/// all mounts of the machine.
+/// Runs a tool again as long as its output, which is the result's text, says that another test disturbed it. The tool
+/// has changed nothing then.
 ///
-/// Before they begin, mkfs.btrfs, btrfstune and `btrfs check` look at every mount and its loop device. They give up if
-/// the server of one is dead, or if another test removes one meanwhile. They have changed nothing then.
+/// - Before they begin, mkfs.btrfs, btrfstune and `btrfs check` look at every mount and its loop device. They give up if
+///   the server of one is dead, or if another test removes one meanwhile.
+/// - A process that another test has just forked has the open files of this process until it executes its program. A
+///   process that makes a mount namespace has all mounts for a moment. So a mount or a device can be busy for a moment.
 pub(crate) fn untroubled<T>(run: impl Fn() -> T, text: impl Fn(&T) -> String) -> T {
     for _ in 0..TROUBLED_TRIES {
         let done = run();
@@ -38,11 +40,13 @@ pub(crate) fn untroubled<T>(run: impl Fn() -> T, text: impl Fn(&T) -> String) ->
     run()
 }
 
-/// The errors of a mount or a loop device that ends, each with the texts that btrfs-progs prints.
-const TROUBLE: [[&str; 2]; 3] = [
+/// What the tools print if they were disturbed, as parts of one message.
+const TROUBLE: [[&str; 2]; 5] = [
     ["mount status", "Transport endpoint is not connected"],
     ["mount status", "Software caused connection abort"],
     ["mount status", "No such device"],
+    ["umount: ", "target is busy"],
+    ["cannot unregister device", "Device or resource busy"],
 ];
 const TROUBLED_TRIES: u32 = 100;
 

@@ -334,15 +334,7 @@ impl LoopMount {
         if self.mounted {
             self.mounted = false;
             let point = self.path().to_string_lossy().into_owned();
-            // Retry while the mount is busy: a process that another test has just forked holds this test's open files
-            // until the process executes its program.
-            for _ in 0..50 {
-                result = run("umount", [&point]).map(drop);
-                if result.is_ok() {
-                    break;
-                }
-                std::thread::sleep(std::time::Duration::from_millis(40));
-            }
+            result = run("umount", [&point]).map(drop);
             if result.is_err() {
                 let _ = run("umount", ["-l", &point]);
             }
