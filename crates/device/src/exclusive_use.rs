@@ -124,7 +124,8 @@ pub(crate) fn lock(file: &File, path: &Path, access: Access, metadata: &Metadata
             }
             let holder = mounted::lock_holder(metadata.dev(), metadata.ino());
             // The kernel releases the files of io_uring some time after a process has ended. It shows no holder then.
-            if holder.is_some() || begun.elapsed() >= ENDED_PATIENCE {
+            let has_ended = holder.is_none() || mounted::is_lock_holder_ending(metadata.dev(), metadata.ino());
+            if !has_ended || begun.elapsed() >= ENDED_PATIENCE {
                 return Err(OpenError::Locked { path: path.to_owned(), by: holder });
             }
         }
@@ -136,7 +137,7 @@ pub(crate) fn lock(file: &File, path: &Path, access: Access, metadata: &Metadata
 const PROBE_PATIENCE: Duration = Duration::from_millis(500);
 /// How long a forked process may take until its exec.
 const FORK_PATIENCE: Duration = Duration::from_millis(200);
-/// How long the kernel may take to release the lock of a process that has ended.
+/// How long the kernel may take to release the lock of a process that was killed or has ended.
 const ENDED_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Whether this is a block device. Fails if the file is neither a block device nor a regular file.

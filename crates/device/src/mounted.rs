@@ -229,6 +229,27 @@ pub(crate) fn lock_holder(dev: u64, ino: u64) -> Option<String> {
     })
 }
 
+/// Whether the process that holds a lock on this inode was killed or is ending, so that the kernel releases the lock soon.
+pub(crate) fn is_lock_holder_ending(dev: u64, ino: u64) -> bool {
+    lock_holder_pid(dev, ino).is_some_and(|pid| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        is_ending(&stat, &status)
+    })
+}
+
+/// Decides with the texts of `stat` and `status` in /proc (proc_pid_stat(5), proc_pid_status(5)). A process that is gone
+/// has empty ones.
+fn is_ending(stat: &str, status: &str) -> bool {
+    const EXITING: u64 = 4; // PF_EXITING
+    const KILLED: u64 = 1 << 8; // SIGKILL, the ninth signal
+    // The name of the process may have spaces and brackets. The state is the first field after it, the flags the seventh.
+    let flags = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(6)?.parse().ok());
+    let pending = status.lines().filter_map(|line| line.strip_prefix("ShdPnd:").or(line.strip_prefix("SigPnd:")));
+    let mut pending = pending.filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    flags.is_none_or(|flags: u64| flags & EXITING != 0) || pending.any(|mask| mask & KILLED != 0)
+}
+
 /// The processes that have locked this image or device, as ubtrfs does while it has it open.
 pub fn lock_holders(path: &Path) -> Vec<u32> {
     let Ok(metadata) = fs::metadata(path) else { return Vec::new() };
@@ -349,6 +370,18 @@ const COMMAND_CHARS: usize = 80;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_is_ending_if_it_exits_was_killed_or_is_gone() {
+        let stat = |flags: &str| format!("7 (a) b) R 1 7 7 0 -1 {flags} 100 0 0");
+        let status = |mask: &str| format!("Name:\ta) b\nSigPnd:\t0000000000000000\nShdPnd:\t{mask}\n");
+        let none = status("0000000000000000");
+        assert!(!is_ending(&stat("4194304"), &none));
+        assert!(!is_ending(&stat("4194304"), &status("0000000000004000")), "SIGTERM");
+        assert!(is_ending(&stat("4194308"), &none));
+        assert!(is_ending(&stat("4194304"), &status("0000000000000100")));
+        assert!(is_ending("", ""));
+    }
 
     #[test]
     fn mountinfo_lines_give_target_and_source() {

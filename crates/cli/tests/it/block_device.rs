@@ -45,9 +45,10 @@ impl Bed {
         ["mount".as_ref(), "-o".as_ref(), options.as_ref(), self.device.path().as_ref(), self.dir.path().as_os_str()]
     }
 
-    /// Mounts, as soon as the device is free.
+    /// Mounts, as soon as the server before has ended.
     fn mount(&self, options: &str) {
         self.wait_until_free();
+        wait_until("the image is unlocked", || self.is_unlocked());
         ok(ubtrfs(self.arguments(options)));
     }
 
@@ -92,6 +93,14 @@ impl Bed {
     fn claim(&self) -> std::io::Result<fs::File> {
         const O_EXCL: i32 = 0o200;
         fs::File::options().read(true).custom_flags(O_EXCL).open(Path::new(self.device.path()))
+    }
+
+    /// Whether no server has the image or the device open.
+    fn is_unlocked(&self) -> bool {
+        [self.image.path(), Path::new(self.device.path())].into_iter().all(|path| {
+            let file = fs::File::open(path).unwrap();
+            rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+        })
     }
 
     /// A program that another test starts may have descriptors or mounts of this test for a moment.
@@ -208,7 +217,6 @@ fn sync_and_umount_of_a_block_device_wait_for_the_commit() {
     assert_eq!(bed.on_disk("last").unwrap().len(), 5_000_000);
     bed.wait_until_free();
 
-    // The server may not have ended yet; a new mount waits for its end.
     bed.mount("ro");
     assert_eq!(bed.kind().as_deref(), Some("fuse.ubtrfs"), "several read-only mounts may share a device");
     assert_eq!(fs::read(bed.join("synced")).unwrap(), b"by sync");
@@ -224,12 +232,7 @@ fn a_block_device_is_mounted_again_after_every_end() {
     bed.mount(FUSEBLK);
     fs::write(bed.join("file"), b"1").unwrap();
     bed.umount();
-    let device = fs::File::open(bed.device.path()).unwrap();
-    // Another test that looks for devices may have locked it for a moment.
-    wait_until("the device is unlocked", || {
-        rustix::fs::flock(&device, FlockOperation::NonBlockingLockExclusive).is_ok()
-    });
-    drop(device);
+    wait_until("`umount` ends the server", || bed.is_unlocked());
     assert_eq!((bed.kind(), bed.on_disk("file").as_deref()), (None, Some(&b"1"[..])));
 
     bed.mount(FUSEBLK);
@@ -346,6 +349,7 @@ fn a_server_writes_nothing_to_a_device_that_linux_mounted_after_umount_by_force(
         signal("-STOP", server.id());
         wait_until("the server stops", || is_stopped(server.id()));
         force(bed.dir.path()).unwrap();
+        bed.wait_until_free();
         let theirs = TempDir::with_prefix("ubtrfs-block-kernel-").unwrap();
         let point = theirs.path().to_str().unwrap();
         run("mount", ["-t", "btrfs", bed.device.path(), point]).unwrap();
