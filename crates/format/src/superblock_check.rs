@@ -25,7 +25,7 @@ const KNOWN_FLAGS: u64 =
 const INTERRUPTED: [(u64, &str); 5] = [
     (
         flags::CHANGING_FSID,
-        "CHANGING_FSID: a change of the filesystem id was interrupted; run the same btrfstune command again",
+        "CHANGING_FSID: a change of the filesystem id was interrupted; complete it with ubtrfs tune -u or btrfstune -u, whichever began it",
     ),
     (
         flags::CHANGING_FSID_V2,

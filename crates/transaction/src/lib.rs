@@ -66,6 +66,7 @@ pub use delayed::tree_view::take_nr_steps;
 pub use delayed::tree_view::{ItemRef, Tree};
 pub use devices::replace::ReplaceRequest;
 pub use devices::resync::Resync;
+pub use devices::rewrite_id::rewrite_id;
 pub use devices::scrub::{DeviceScrub, ScrubCounts, ScrubFinding, ScrubRequest};
 pub use devices::size::DEVICE_LEN_MIN;
 pub use engine::{BackgroundWork, DirtyData, Engine, Flusher, Geometry, OpenOptions, Usage};

@@ -63,9 +63,12 @@ pub(crate) fn take_seeds(given: &mut Vec<(Found, Arc<dyn Device>)>) -> Vec<Found
 }
 
 impl Volumes {
-    /// The UUIDs that tree blocks on the given seed devices carry.
+    /// The UUIDs that tree blocks may carry besides the filesystem's: those of the given seed devices, and the new one if a
+    /// change of the id was interrupted.
     pub fn seed_fsids(&self) -> Vec<Uuid> {
         let mut fsids: Vec<Uuid> = self.seeds.iter().map(|seed| seed.superblock.node_fsid()).collect();
+        let own = self.superblock().fsid;
+        fsids.extend(self.is_changing_to(own).then_some(own));
         fsids.sort_unstable();
         fsids.dedup();
         fsids

@@ -24,7 +24,7 @@ use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::codec::{Field, Reader};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevItem, DevStatsItem, DeviceRecord, Stripe};
-use ubtrfs_format::superblock::Superblock;
+use ubtrfs_format::superblock::{Superblock, flags};
 use ubtrfs_format::{Corrupt, DevId, FormatError, Generation, Key, KeyType, Logical, Profile, RootId, objectid};
 use uuid::Uuid;
 
@@ -506,7 +506,7 @@ impl Volumes {
         if known.uuid != item.uuid {
             return mismatch("uuid", item.uuid, known.uuid);
         }
-        if known.fsid != item.fsid {
+        if known.fsid != item.fsid && !self.is_changing_to(item.fsid) {
             return mismatch("fsid", item.fsid, known.fsid);
         }
         if member.device().is_some_and(|device| device.len_bytes() < item.total_bytes) {
@@ -516,6 +516,11 @@ impl Volumes {
         member.set_known();
         *known = item.clone();
         Ok(())
+    }
+
+    /// Whether a change of the filesystem id to this one was interrupted (R4 of `rewrite_id`).
+    pub(crate) fn is_changing_to(&self, fsid: Uuid) -> bool {
+        self.superblock.flags & flags::CHANGING_FSID != 0 && self.superblock.fsid == fsid
     }
 
     /// Extends a present device to its end ([`ubtrfs_device::Device::grow_to_end`]), and returns its size in bytes.

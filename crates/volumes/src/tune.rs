@@ -46,18 +46,8 @@ pub const TUNABLE: Incompat = Incompat::EXTENDED_IREF.union(Incompat::SKINNY_MET
 /// [`Error::Refused`], and nothing was written, if a device is missing, foreign, damaged or behind the others, if a
 /// conversion of another kind was interrupted, or if the change is not possible; [`Error::Io`].
 pub fn tune(devices: &[Arc<dyn Device>], tuning: &Tuning) -> Result<()> {
-    let own_superblock = |device: &Arc<dyn Device>| {
-        let found = find(device.as_ref(), true)?;
-        match found.primary_lost {
-            true => Err(Error::Refused {
-                what: format!("the primary superblock of {} was overwritten", device.describe()),
-                hint: "if the device is this filesystem, write it anew with: ubtrfs rescue super-recover DEVICE",
-            }),
-            false => Ok(found.superblock),
-        }
-    };
-    let found: Vec<Superblock> = devices.iter().map(own_superblock).collect::<Result<_>>()?;
-    check_together(&found, devices)?;
+    let found = superblocks_of(devices)?;
+    check_together(&found, devices, flags::CHANGING_FSID_V2)?;
     check_possible(&found, tuning)?;
     if tuning.fsid.is_some() && devices.len() > 1 {
         for (device, superblock) in devices.iter().zip(&found) {
@@ -69,6 +59,21 @@ pub fn tune(devices: &[Arc<dyn Device>], tuning: &Tuning) -> Result<()> {
         write(device.as_ref(), &changed(superblock, tuning))?;
     }
     Ok(())
+}
+
+/// The primary superblocks of the devices (I1).
+pub(crate) fn superblocks_of(devices: &[Arc<dyn Device>]) -> Result<Vec<Superblock>> {
+    let own_superblock = |device: &Arc<dyn Device>| {
+        let found = find(device.as_ref(), true)?;
+        match found.primary_lost {
+            true => Err(Error::Refused {
+                what: format!("the primary superblock of {} was overwritten", device.describe()),
+                hint: "if the device is this filesystem, write it anew with: ubtrfs rescue super-recover DEVICE",
+            }),
+            false => Ok(found.superblock),
+        }
+    };
+    devices.iter().map(own_superblock).collect()
 }
 
 /// Checks that the state of the filesystem allows the change.
@@ -119,8 +124,8 @@ fn changed(superblock: &Superblock, tuning: &Tuning) -> Superblock {
     new
 }
 
-/// Checks I1.
-fn check_together(found: &[Superblock], devices: &[Arc<dyn Device>]) -> Result<()> {
+/// Checks I1. `change` is the flag of an interrupted change that may go on.
+pub(crate) fn check_together(found: &[Superblock], devices: &[Arc<dyn Device>], change: u64) -> Result<()> {
     let refuse = |what: String, hint: &'static str| Err(Error::Refused { what, hint });
     let Some(first) = found.first() else {
         return refuse("no device was given".to_owned(), "give at least one device");
@@ -132,18 +137,19 @@ fn check_together(found: &[Superblock], devices: &[Arc<dyn Device>]) -> Result<(
     }
     for (superblock, device) in found.iter().zip(devices) {
         let name = device.describe();
-        if superblock.node_fsid() != first.node_fsid() {
+        let is_interrupted = superblock.flags & change != 0;
+        let is_of_one_change = (is_interrupted || first.flags & change != 0) && superblock.fsid == first.fsid;
+        if superblock.node_fsid() != first.node_fsid() && !is_of_one_change {
             return refuse(format!("{name} belongs to another filesystem"), "give the devices of one filesystem");
         }
         // I2. A device that an interrupted change left behind may miss what was written without it since.
-        let is_interrupted = superblock.flags & flags::CHANGING_FSID_V2 != 0;
         if Some(superblock.generation) != newest && !is_interrupted {
             return refuse(
                 format!("{name} missed changes"),
                 "mount the filesystem with all its devices once, then try again",
             );
         }
-        if superblock.flags & flags::INTERRUPTED & !flags::CHANGING_FSID_V2 != 0 {
+        if superblock.flags & flags::INTERRUPTED & !change != 0 {
             return refuse(
                 format!("{name} has a conversion that was interrupted (flags {:#x})", superblock.flags),
                 "complete it with the program that began it",
@@ -168,7 +174,7 @@ fn check_together(found: &[Superblock], devices: &[Arc<dyn Device>]) -> Result<(
 }
 
 /// Writes all copies of a superblock durably, the first one last: until then, the old one counts.
-fn write(device: &dyn Device, superblock: &Superblock) -> Result<()> {
+pub(crate) fn write(device: &dyn Device, superblock: &Superblock) -> Result<()> {
     let end = superblock.dev_item.total_bytes.min(device.len_bytes());
     for offset in SUPERBLOCK_OFFSETS.into_iter().rev().filter(|offset| fits(*offset, end)) {
         write_copy(device, superblock, offset)?;

@@ -1,4 +1,5 @@
-//! `ubtrfs tune`, by the name `btrfstune` too: changes of an unmounted filesystem that only its superblocks record.
+//! `ubtrfs tune`, by the name `btrfstune` too: changes of an unmounted filesystem that only its superblocks record, and of
+//! its id in all tree blocks.
 //! Options are named as in btrfs-progs.
 
 use std::io::IsTerminal;
@@ -10,12 +11,14 @@ use anyhow::{Context, bail};
 use ubtrfs_device::{Access, Device};
 use ubtrfs_format::item::DevReplaceItem;
 use ubtrfs_format::superblock::Incompat;
-use ubtrfs_fs::{Fs, MountOptions};
+use ubtrfs_fs::{Fs, MountOptions, rewrite_id};
 use ubtrfs_volumes::{Tuning, tune, unfinished_replacement};
 use uuid::Uuid;
 
 use super::offline::{open_device, with_members};
-use crate::common::{Shown, is_confirmed, warn};
+use crate::common::{Shown, is_confirmed, print_out, warn};
+use crate::job::with_progress_in_bytes;
+use crate::progs::is_progs;
 
 /// Change the UUID, the seeding flag or features of an unmounted filesystem
 #[derive(clap::Args)]
@@ -41,21 +44,31 @@ pub(crate) struct Args {
     /// Store no items for holes of files (feature no-holes)
     #[arg(short = 'n')]
     no_holes: bool,
-    /// Rewrite the UUID in all blocks, with a random one: not in ubtrfs
-    #[arg(short = 'u', hide = true)]
+    /// Change the UUID of the filesystem to a random one in all blocks, or go on with such a change that was interrupted
+    #[arg(short = 'u', conflicts_with_all = OTHERS)]
     rewrite: bool,
-    /// Rewrite the UUID in all blocks, with this one: not in ubtrfs
-    #[arg(short = 'U', value_name = "UUID", hide = true)]
+    /// Change the UUID of the filesystem to this one in all blocks
+    #[arg(short = 'U', value_name = "UUID", conflicts_with_all = OTHERS)]
     rewrite_to: Option<String>,
     /// Do not ask before a dangerous change
     #[arg(short = 'f')]
     force: bool,
 }
 
+/// The options that do not stand beside a change of all blocks.
+const OTHERS: [&str; 6] = ["random", "metadata_uuid", "seeding", "extref", "skinny", "no_holes"];
+
+/// A UUID that the user gave.
+fn given(text: &String) -> anyhow::Result<Uuid> {
+    let uuid = Uuid::parse_str(text).with_context(|| format!("could not parse UUID: {}", text.shown()))?;
+    match uuid.is_nil() {
+        true => bail!("the UUID of a filesystem cannot be zero; give another one"),
+        false => Ok(uuid),
+    }
+}
+
 impl Args {
     fn tuning(&self) -> anyhow::Result<Tuning> {
-        let given =
-            |text: &String| Uuid::parse_str(text).with_context(|| format!("could not parse UUID: {}", text.shown()));
         let features = [
             (self.extref, Incompat::EXTENDED_IREF),
             (self.skinny, Incompat::SKINNY_METADATA),
@@ -95,18 +108,19 @@ fn refuse_replacement(devices: &[Arc<dyn Device>]) -> anyhow::Result<()> {
     }
 }
 
+const REWRITE_WARNING: &str = "it's recommended to run 'btrfs check --readonly' before this operation.\n\tThe whole operation must \
+                               finish before the filesystem can be mounted again.\n\tIf cancelled or interrupted, run 'btrfstune -u' \
+                               to restart.";
+
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    if args.rewrite || args.rewrite_to.is_some() {
-        bail!(
-            "-u and -U, which rewrite the UUID in all blocks, are not in ubtrfs; -m and -M change it in the superblocks"
-        );
+    if args.rewrite && args.rewrite_to.is_some() {
+        bail!("random fsid can't be used with specified fsid: give -u or -U");
     }
+    let is_rewrite = args.rewrite || args.rewrite_to.is_some();
+    let rewrite_to = args.rewrite_to.as_ref().map(given).transpose()?;
     let tuning = args.tuning()?;
-    if tuning.fsid.is_none() && tuning.seeding.is_none() && tuning.features.is_empty() {
-        bail!("at least one option should be specified: -m, -M, -S, -r, -x or -n");
-    }
-    if tuning.fsid.is_some_and(|fsid| fsid.is_nil()) {
-        bail!("the UUID of a filesystem cannot be zero; give another one");
+    if !is_rewrite && tuning.fsid.is_none() && tuning.seeding.is_none() && tuning.features.is_empty() {
+        bail!("at least one option should be specified: -m, -M, -u, -U, -S, -r, -x or -n");
     }
     let devices = with_members(&args.devices)?
         .iter()
@@ -120,6 +134,17 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     }
     refuse_replacement(&devices)?;
+    if is_rewrite {
+        if is_progs() && !args.force {
+            warn(REWRITE_WARNING);
+            if !is_confirmed("We are going to change UUID, are your sure? [y/N]:")? {
+                bail!("UUID change canceled");
+            }
+        }
+        let fsid = with_progress_in_bytes("changing the UUID", |job| rewrite_id(&devices, rewrite_to, job))?;
+        print_out(&format!("the UUID is {fsid} now, in all blocks\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     tune(&devices, &tuning)?;
     Ok(ExitCode::SUCCESS)
 }

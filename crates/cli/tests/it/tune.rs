@@ -14,6 +14,11 @@ fn new_id() -> String {
     uuid::Uuid::new_v4().to_string()
 }
 
+fn id_of(image: &str) -> String {
+    let facts = facts(image.as_ref());
+    facts.split("\nfsid ").nth(1).unwrap().split('\n').next().unwrap().to_owned()
+}
+
 /// The lines of `btrfs inspect dump-super` about the id, the flags and the features.
 fn facts(image: &Path) -> String {
     let shown = ok(Command::new("btrfs").args(["inspect-internal", "dump-super"]).arg(image).output().unwrap());
@@ -58,7 +63,7 @@ fn the_id_changes_on_all_devices_and_back() {
         let dir = TempDir::new().unwrap();
         let paths = made(&dir, names);
         let before = facts(paths[0].as_ref());
-        let old = before.split("\nfsid ").nth(1).unwrap().split('\n').next().unwrap().to_owned();
+        let old = id_of(&paths[0]);
         // The other devices are found.
         let id = new_id();
         ok(ubtrfs(["tune", "-M", &id, &paths[0]]));
@@ -133,6 +138,31 @@ fn an_interrupted_change_is_refused_and_completed() {
 }
 
 #[test]
+fn the_id_changes_in_all_blocks() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    for names in [&["a.img"][..], &["b.img", "c.img"]] {
+        let dir = TempDir::new().unwrap();
+        let paths = made(&dir, names);
+        let old = id_of(&paths[0]);
+        let id = new_id();
+        ok(ubtrfs(["tune", "-U", &id, &paths[0]]));
+        let after = facts(paths[0].as_ref());
+        assert!(
+            after.contains(&format!("\nfsid {id}\n")) && after.contains(&format!("dev_item.fsid {id} ")),
+            "{after}"
+        );
+        let dump = ok(Command::new("btrfs").args(["inspect-internal", "dump-tree"]).args(&paths).output().unwrap());
+        assert!(dump.contains(&id) && !dump.contains(&old));
+        reads(&paths);
+        ok(ubtrfs(["tune", "-u", &paths[0]]));
+        assert!(!facts(paths[0].as_ref()).contains(&id));
+        reads(&paths);
+    }
+}
+
+#[test]
 fn what_cannot_be_changed_is_refused_with_the_reason() {
     let dir = TempDir::new().unwrap();
     let paths = made(&dir, &["a.img"]);
@@ -143,8 +173,11 @@ fn what_cannot_be_changed_is_refused_with_the_reason() {
         assert!(String::from_utf8_lossy(&done.stderr).contains(why), "{line:?}: {done:?}");
     };
     refused(&["tune", image], "at least one option");
-    refused(&["tune", "-u", image], "not in ubtrfs");
-    refused(&["tune", "-U", &new_id(), image], "not in ubtrfs");
+    refused(&["tune", "-u", "-U", &new_id(), image], "give -u or -U");
+    refused(&["tune", "-U", "00000000-0000-0000-0000-000000000000", image], "cannot be zero");
+    if capability::kernel_oracle() {
+        refused(&["tune", "-U", &id_of(image), image], "has this id already");
+    }
     refused(&["tune", "-M", "nonsense", image], "could not parse UUID: nonsense");
     refused(&["tune", "-M", "00000000-0000-0000-0000-000000000000", image], "cannot be zero");
     refused(&["tune", "-S", "2", image], "give 1 to set");

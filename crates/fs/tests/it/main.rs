@@ -33,6 +33,7 @@ mod refused_reservations;
 mod relocation;
 mod replacements;
 mod rescue;
+mod rewrite_id;
 mod scale;
 mod scrub;
 mod seeds;

@@ -106,9 +106,14 @@ impl Engine {
     }
 
     fn verify_blocks(&self, range: &Range<u64>) -> Result<()> {
+        self.tree_blocks(range)?.into_iter().try_for_each(|bytenr| self.verify_block(bytenr))
+    }
+
+    /// The tree blocks in a range of addresses, in ascending order.
+    pub(crate) fn tree_blocks(&self, range: &Range<u64>) -> Result<Vec<Logical>> {
         let extents = self.own_tree(RootId::EXTENT_TREE)?;
         let (first, end) = (Key::new(range.start, KeyType(0), 0), Key::new(range.end, KeyType(0), 0));
-        let blocks = extents.with_root(|source, root| {
+        extents.with_root(|source, root| {
             let mut blocks = Vec::new();
             let mut cursor = Cursor::new(source, *root);
             let mut key = cursor.seek_ge(&first)?;
@@ -124,8 +129,7 @@ impl Engine {
                 key = cursor.next()?;
             }
             Ok::<_, Error>(blocks)
-        })?;
-        blocks.into_iter().try_for_each(|bytenr| self.verify_block(bytenr))
+        })
     }
 
     /// Reads a tree block with verification, unless the block is freed during the check. Fails if the first copy is

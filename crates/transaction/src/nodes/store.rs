@@ -192,6 +192,13 @@ impl NodeStore {
         checked_node(raw.into_boxed_slice(), ptr)
     }
 
+    /// Reads a tree block of which only the address is known into `buf`, which has the size of a node.
+    pub(crate) fn read_unknown(&self, bytenr: Logical, buf: &mut [u8]) -> Result<()> {
+        let context = self.check_context(Expected { bytenr: Some(bytenr), ..Expected::default() });
+        let verify = |_: usize, raw: &[u8]| check_node(raw, &context).map_err(|corrupt| corrupt.cause);
+        Ok(self.volumes.read(bytenr, buf, self.nodesize, &verify)?)
+    }
+
     /// Groups pointers to neighbouring nodes into runs of at most `most`, for [`Self::read_run`].
     pub(crate) fn runs_of(&self, ptrs: impl IntoIterator<Item = NodePtr>, most: usize) -> Vec<Vec<NodePtr>> {
         let nodesize = self.nodesize as u64;

@@ -16,6 +16,7 @@ mod scrub;
 mod write;
 
 use std::io::IoSlice;
+use std::ops::Range;
 use std::sync::Arc;
 
 use ubtrfs_error::{Error, Result};
@@ -43,6 +44,20 @@ impl Volumes {
         let chunk = self.chunks.get(at).filter(|chunk| copy < chunk.geometry.nr_copies());
         let found = chunk.and_then(|chunk| chunk.range.offset_of(at).map(|offset| (chunk, offset)));
         found.ok_or_else(|| unmapped(at))
+    }
+
+    /// Where a copy of a range lies: for each part, the device, the offset on it, and which bytes of the range it has. The range
+    /// lies in one chunk without parity.
+    pub(crate) fn places(&self, at: Logical, len: usize, copy: usize) -> Result<Vec<(DevId, u64, Range<usize>)>> {
+        let (chunk, offset) = self.chunk_for(at, copy)?;
+        let mut done = 0_usize;
+        let place = |segment: Segment| {
+            let stripe = &chunk.item.stripes[segment.stripe];
+            let start = done;
+            done = done.saturating_add(usize::try_from(segment.len_bytes).unwrap_or(usize::MAX));
+            (stripe.devid, stripe.offset.advance(segment.offset).0, start..done)
+        };
+        Ok(chunk.geometry.segments(offset, len as u64, copy).map(place).collect())
     }
 
     /// The member that has a stripe, if a write to the member reaches a device.

@@ -1,0 +1,56 @@
+//! Changing the filesystem id in all tree blocks of an unmounted filesystem.
+
+use std::sync::Arc;
+
+use ubtrfs_device::Device;
+use ubtrfs_error::Result;
+use ubtrfs_volumes::IdRewrite;
+use uuid::Uuid;
+
+use crate::engine::{Engine, OpenOptions};
+use crate::job::Job;
+use crate::rescue::Rescue;
+
+/// Gives a filesystem this id, or a random one, also in its tree blocks, and returns it. The devices must be opened for
+/// writing, and nothing else may use them. An interrupted change goes on. All tree blocks are read before anything is
+/// written. `job` counts the bytes of tree blocks that are read or written.
+///
+/// # Errors
+///
+/// Those of [`IdRewrite`]; [`ubtrfs_error::Error::Corrupt`] if a tree block has no good copy: nothing was changed then, unless the change
+/// goes on.
+pub fn rewrite_id(devices: &[Arc<dyn Device>], fsid: Option<Uuid>, job: &Job) -> Result<Uuid> {
+    let mut rewrite = IdRewrite::look(devices, fsid)?;
+    let new = rewrite.fsid();
+    if rewrite.is_rewritten() {
+        rewrite.finish()?;
+        return Ok(new);
+    }
+    let is_resumed = rewrite.is_resumed();
+    if is_resumed {
+        // A part of the devices may not be marked yet.
+        rewrite.begin()?;
+    }
+    let rescue = Rescue { ignore_super_flags: is_resumed, ..Rescue::default() };
+    let engine = Engine::open(devices.to_vec(), OpenOptions { read_only: true, rescue, ..OpenOptions::default() })?;
+    rewrite.check_chunks(&engine.volumes)?;
+    let blocks = engine.tree_blocks(&(0..u64::MAX))?;
+    let nodesize = u64::from(engine.geometry.nodesize);
+    job.add_total(nodesize.saturating_mul(2).saturating_mul(blocks.len() as u64));
+    let mut node = vec![0; usize::try_from(nodesize).unwrap_or(usize::MAX)];
+    for at in &blocks {
+        job.check()?;
+        engine.store.read_unknown(*at, &mut node)?;
+        job.advance(nodesize);
+    }
+    rewrite.begin()?;
+    for at in &blocks {
+        engine.store.read_unknown(*at, &mut node)?;
+        rewrite.rewrite(&engine.volumes, *at, &mut node)?;
+        // After a cancellation, the filesystem could not be mounted.
+        job.advance(nodesize);
+    }
+    engine.close()?;
+    rewrite.finish()?;
+    Ok(new)
+}
