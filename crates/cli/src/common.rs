@@ -241,9 +241,9 @@ fn print_clap(error: &clap::Error) -> anyhow::Result<()> {
     print_out(&with_own_name(&error.render().to_string()))
 }
 
-/// Names `mkfs.btrfs` in a text of clap, for which it is a command of a program with the same name.
+/// Names `mkfs.btrfs` and `btrfstune` in a text of clap, for which they are a command of a program with the same name.
 fn with_own_name(text: &str) -> String {
-    text.replace("mkfs.btrfs mkfs", "mkfs.btrfs")
+    text.replace("mkfs.btrfs mkfs", "mkfs.btrfs").replace("btrfstune tune", "btrfstune")
 }
 
 /// Makes a progress bar over bytes. The bar draws nothing if stderr is not a terminal.

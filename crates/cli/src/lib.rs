@@ -191,7 +191,16 @@ fn parse(args: &[OsString]) -> Result<Cli, clap::Error> {
 pub fn definition() -> clap::Command {
     use clap::CommandFactory;
     let name = progs::program();
-    Cli::command().name(name).bin_name(name)
+    let usage = |group, command, usage: &str| {
+        let usage = format!("{name} {group} {command} [OPTIONS] {usage}");
+        move |sub: clap::Command| sub.mut_subcommand(command, |sub| sub.override_usage(usage))
+    };
+    Cli::command()
+        .name(name)
+        .bin_name(name)
+        // The last of several operands differs from the others, which clap cannot tell from their number.
+        .mut_subcommand("device", usage("device", "add", "<DEVICE>... <PATH|IMAGE>"))
+        .mut_subcommand("device", usage("device", "remove", "<DEVICE|DEVID|missing|cancel>... <PATH|IMAGE>"))
 }
 
 /// Whether the command that the arguments name has this long option.

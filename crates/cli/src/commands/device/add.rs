@@ -33,7 +33,7 @@ use crate::progs::is_progs;
 pub(super) struct AddArgs {
     /// The block devices or image files, then a directory in the mount, or an image that is not mounted. A new image file
     /// is made with: truncate -s SIZE FILE
-    #[arg(value_name = "DEVICE... PATH|IMAGE", required = true, num_args = 2..)]
+    #[arg(value_name = "DEVICE", required = true, num_args = 2..)]
     paths: Vec<PathBuf>,
     #[command(flatten)]
     image: ImageOptions,

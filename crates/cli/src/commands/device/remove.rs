@@ -25,7 +25,7 @@ use crate::progs::is_progs;
 pub(super) struct RemoveArgs {
     /// The devices, by path or device id, then a directory in the mount, or an image that is not mounted. "missing" is the
     /// first missing device, for which -o degraded is needed; "cancel" ends the removals that are running
-    #[arg(value_name = "DEVICE|DEVID|missing|cancel... PATH|IMAGE", required = true, num_args = 2..)]
+    #[arg(value_name = "DEVICE", required = true, num_args = 2..)]
     paths: Vec<PathBuf>,
     #[command(flatten)]
     image: ImageOptions,
