@@ -40,7 +40,7 @@ fn directories_become_subvolumes_of_the_wanted_kinds() {
     }
     let source = Source::new();
     let (root, image) = (source.at("root"), source.at("a.img"));
-    ok(ubtrfs([
+    let made = ubtrfs([
         "mkfs",
         "-q",
         "-r",
@@ -52,7 +52,10 @@ fn directories_become_subvolumes_of_the_wanted_kinds() {
         "-u",
         "home/user",
         &image,
-    ]));
+    ]);
+    let told = String::from_utf8_lossy(&made.stderr).into_owned();
+    assert!(told.lines().count() == 1 && told.contains("/home/code") && told.contains("two in the copy"), "{told}");
+    ok(made);
     let list = ok(ubtrfs(["subvolume", "list", &image]));
     let paths: Vec<&str> = list.lines().filter_map(|line| line.split(" path ").nth(1)).collect();
     assert_eq!(paths.len(), 3, "{list}");

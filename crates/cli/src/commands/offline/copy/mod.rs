@@ -31,7 +31,7 @@ use super::{
     ImageOptions, ImagePath, PATTERNS_HELP, Use, VisitedDirs, child_path, identity_of, is_same_image, join,
     normal_names, push_name, type_of, with_image,
 };
-use crate::common::{Shown, each, print_error};
+use crate::common::{Shown, each, print_error, warn};
 
 /// Copy files between this system and images, or inside of an image
 #[derive(clap::Args)]
@@ -328,6 +328,8 @@ struct Copy<'a> {
     made: HashSet<InodeId>,
     /// The first copy of each file with several names.
     first_names: HashMap<(u64, u64), Vec<u8>>,
+    /// Whether the user knows that a file with several names becomes several files.
+    has_told_of_links: bool,
     /// Whether to stop when the target accepts no more data, because a partial copy is useless.
     ends_with_target: bool,
     /// Files below a source that were not copied.
@@ -361,6 +363,7 @@ impl<'a> Copy<'a> {
             passed,
             made: HashSet::new(),
             first_names,
+            has_told_of_links: false,
             ends_with_target: false,
             nr_failed: 0,
         }
@@ -511,7 +514,16 @@ impl<'a> Copy<'a> {
             if let Some(first) = self.first_names.get(&info.identity) {
                 match self.to.hard_link(first, new_path) {
                     // Links do not cross subvolumes. Further names link to this copy.
-                    Err(error) if is_in_another_subvolume(&error) => {}
+                    Err(error) if is_in_another_subvolume(&error) => {
+                        if !self.has_told_of_links {
+                            self.has_told_of_links = true;
+                            let (first, other) = (printable(first), printable(new_path));
+                            warn(&format!(
+                                "{first} and {other} are one file in the source, and two in the copy, because they are in two \
+                                 subvolumes; other such files are not named"
+                            ));
+                        }
+                    }
                     done => return done,
                 }
             }
