@@ -184,7 +184,8 @@ fn try_resize(
 
 /// Shrinks a device until nothing makes it smaller, and returns its size before and now. The first step moves whole block
 /// groups. Further steps try the size that the block groups need if they lie one after the other. For that, extents move
-/// into the free space of other block groups. Such a step may fail, but the block groups that it emptied are gone.
+/// into the free space of other block groups. Such a step may fail, but the block groups that it emptied are gone. The last
+/// steps halve the free space inside of block groups: new block groups of a smaller device are smaller, too.
 fn shrink_to_least(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow::Result<(u64, u64)> {
     let cannot = |failure| anyhow!("cannot resize {}: {failure}", target.filesystem());
     let least = || match channel.call(ubtrfs_control::Request::Device(Request::MinSize { devid }), &[]) {
@@ -215,7 +216,39 @@ fn shrink_to_least(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow
             break;
         }
     }
+    let mut refused = needed(channel, target, devid)?;
+    for _ in 0..HALVINGS_MAX {
+        let gain = now.saturating_sub(refused);
+        if gain <= GAIN_MIN.max(now / 20) {
+            break;
+        }
+        let wanted = (refused + gain / 2).next_multiple_of(SECTOR_MAX);
+        match try_resize(channel, target, devid, NewSize::To(wanted))? {
+            Ok((_, reached)) => now = reached,
+            Err(failure) if matches!(failure.errno(), Errno::NOSPC | Errno::INVAL) => refused = wanted,
+            Err(failure) => return Err(cannot(failure)),
+        }
+    }
+    let bytes = least()?;
+    if bytes < now {
+        now = resize(channel, target, devid, NewSize::To(bytes))?.1;
+    }
     Ok((before, now))
+}
+
+/// The size of a device whose block groups have no free space.
+fn needed(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow::Result<u64> {
+    let filesystem::Response::Usage(usage) = call(channel, target, "resize", filesystem::Request::Usage)? else {
+        return Err(unexpected(target));
+    };
+    let used_of = |(flags, bytes): &(u64, u64)| {
+        let group = usage.groups.iter().find(|group| group.flags == *flags && group.total > 0);
+        let used = group.map(|group| u128::from(*bytes) * u128::from(group.used) / u128::from(group.total));
+        used.and_then(|used| u64::try_from(used).ok()).unwrap_or(*bytes)
+    };
+    let device = usage.devices.iter().find(|device| device.devid == devid);
+    let groups = device.and_then(|device| device.groups.as_deref());
+    Ok(groups.map_or(u64::MAX, |groups| groups.iter().map(used_of).sum::<u64>().saturating_add(DEVICE_RESERVED)))
 }
 
 /// The image file that is truncated after the resize; `None` if that was not asked for.
@@ -291,6 +324,11 @@ fn wanted(channel: &Channel<'_>, devid: u64, to: NewSize) -> Option<u64> {
 const DEVICE_RESERVED: u64 = 1 << 20;
 /// The most times that `min` shrinks again after moves made room.
 const ROUNDS_MAX: usize = 8;
+/// Halving the free space often is not worth the moves.
+const HALVINGS_MAX: usize = 5;
+const GAIN_MIN: u64 = 8 << 20;
+/// The largest sector; sizes are multiples of sectors.
+const SECTOR_MAX: u64 = 64 << 10;
 
 #[cfg(test)]
 mod tests {
