@@ -171,9 +171,14 @@ pub fn main() -> ExitCode {
         return common::print_error(&error);
     }
     lift_file_size_limit();
-    use_small_pages();
-    if matches!(cli.command, Command::Mkfs(_) | Command::Import(_) | Command::Export(_) | Command::Cp(_)) {
+    let copies_much =
+        matches!(cli.command, Command::Mkfs(_) | Command::Import(_) | Command::Export(_) | Command::Cp(_));
+    if copies_much {
         interrupt::watch();
+    }
+    let has_bound = args.iter().any(|arg| arg.as_encoded_bytes().starts_with(b"--memory"));
+    if !copies_much || has_bound {
+        use_small_pages();
     }
     finish(run(cli.command))
 }
@@ -252,7 +257,8 @@ fn lift_file_size_limit() {
 }
 
 /// Takes memory in small pages. The allocator asks for huge ones, and a huge page is resident as a whole for a few bytes of
-/// it: the server of a mount took three times the memory that it used, and more than `--memory` allows.
+/// it: the server of a mount took three times the memory that it used, and more than `--memory` allows. A command that copies
+/// much is faster with huge pages.
 fn use_small_pages() {
     // A kernel without huge pages refuses this.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
