@@ -111,7 +111,8 @@ impl IdRewrite {
         }
         for (start, chunk) in volumes.chunks() {
             let is_of = |flags| chunk.flags.intersects(flags);
-            if is_of(BlockGroupFlags::RAID5 | BlockGroupFlags::RAID6) && !is_of(BlockGroupFlags::DATA) {
+            let is_metadata = is_of(BlockGroupFlags::METADATA | BlockGroupFlags::SYSTEM);
+            if is_metadata && is_of(BlockGroupFlags::RAID5 | BlockGroupFlags::RAID6) {
                 return refuse("the metadata has parity", "change the id only in the superblocks: ubtrfs tune -m");
             }
             if is_of(BlockGroupFlags::SYSTEM) && volumes.num_copies(start) < 2 {
