@@ -51,9 +51,17 @@ fn what_is_installed_runs_and_is_removed_without_a_trace() {
         "sbin/mount.ubtrfs",
         "share/man/man1/ubtrfs-subvolume-create.1",
         "share/man/man5/ubtrfs.5",
+        "share/man/man8/mkfs.btrfs.8",
+        "share/man/man8/btrfs-inspect-internal.8",
         "share/doc/ubtrfs/mount.md",
     ] {
         assert!(at(path).exists(), "{path}");
+    }
+    // Each page by a name of btrfs-progs leads to one that exists.
+    for page in files_below(&at("share/man/man8")) {
+        let text = fs::read_to_string(&page).unwrap();
+        let target = text.trim_end().strip_prefix(".so ").unwrap();
+        assert!(at("share/man").join(target).exists(), "{page}: {target}");
     }
     let completions = fs::read_to_string(at("share/bash-completion/completions/ubtrfs")).unwrap();
     assert!(completions.contains("get-default"));
@@ -160,6 +168,7 @@ fn packages_install_into_an_empty_root_and_are_purged_without_a_trace() {
         "sbin/mount.ubtrfs",
         "share/man/man1/ubtrfs-mount.1.gz",
         "share/man/man5/ubtrfs.5.gz",
+        "share/man/man8/btrfs-subvolume.8.gz",
         "share/bash-completion/completions/ubtrfs",
         "share/doc/ubtrfs/copyright",
         "share/doc/ubtrfs/third-party-licences.gz",
