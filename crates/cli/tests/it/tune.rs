@@ -153,7 +153,7 @@ fn the_id_changes_in_all_blocks() {
             after.contains(&format!("\nfsid {id}\n")) && after.contains(&format!("dev_item.fsid {id} ")),
             "{after}"
         );
-        let dump = ok(Command::new("btrfs").args(["inspect-internal", "dump-tree"]).args(&paths).output().unwrap());
+        let dump = ok(ubtrfs(["inspect", "dump-tree", &paths[0]]));
         assert!(dump.contains(&id) && !dump.contains(&old));
         reads(&paths);
         ok(ubtrfs(["tune", "-u", &paths[0]]));
