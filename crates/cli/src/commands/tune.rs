@@ -108,8 +108,8 @@ fn refuse_replacement(devices: &[Arc<dyn Device>]) -> anyhow::Result<()> {
     }
 }
 
-const REWRITE_WARNING: &str = "it's recommended to run 'btrfs check --readonly' before this operation.\n\tThe whole operation must \
-                               finish before the filesystem can be mounted again.\n\tIf cancelled or interrupted, run 'btrfstune -u' \
+const REWRITE_WARNING: &str = "it's recommended to run 'btrfs check --readonly' before this operation.\n        The whole operation must \
+                               finish before the filesystem can be mounted again.\n        If cancelled or interrupted, run 'btrfstune -u' \
                                to restart.";
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
