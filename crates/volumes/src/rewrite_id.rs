@@ -145,18 +145,15 @@ impl IdRewrite {
         Ok(())
     }
 
-    /// Gives a tree block the new id, in all copies. `node` is its content, which has been checked. Returns false if it has
-    /// the id already.
+    /// Gives a tree block the new id, in all copies. `node` is its content, which has been checked. After an interruption
+    /// the copies may differ, so a block that has the id is written too.
     ///
     /// # Errors
     ///
     /// [`Error::Io`]; the block is not mapped.
-    pub fn rewrite(&self, volumes: &Volumes, at: Logical, node: &mut [u8]) -> Result<bool> {
+    pub fn rewrite(&self, volumes: &Volumes, at: Logical, node: &mut [u8]) -> Result<()> {
         let csum_type = volumes.superblock().csum_type().unwrap_or_default();
-        let (was_rewritten, is_whole) = (NodeView::new(node)?.fsid() == self.fsid, self.rewrite_device_items(node)?);
-        if was_rewritten && !is_whole {
-            return Ok(false);
-        }
+        let is_whole = self.rewrite_device_items(node)?;
         set_fsid(node, self.fsid);
         finish_block(node, csum_type);
         let first_sector = usize::try_from(volumes.superblock().sectorsize).unwrap_or(usize::MAX).min(node.len());
@@ -173,7 +170,7 @@ impl IdRewrite {
                 }
             }
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Completes the change durably.
@@ -195,7 +192,7 @@ impl IdRewrite {
         Ok(())
     }
 
-    /// Gives the device items of a leaf the new id. Returns whether it has one with another id.
+    /// Gives the device items of a leaf the new id. Returns whether it has any.
     fn rewrite_device_items(&self, node: &mut [u8]) -> Result<bool> {
         let view = NodeView::new(node)?;
         if !view.is_leaf() || view.owner() != RootId::CHUNK_TREE {
@@ -203,17 +200,12 @@ impl IdRewrite {
         }
         let is_device = |slot: &usize| view.key(*slot).is_some_and(|key| key.item_type == KeyType::DEV_ITEM);
         let found: Vec<_> = (0..view.nritems()).filter(is_device).filter_map(|slot| view.item_range(slot)).collect();
-        let mut has_changed = false;
-        for range in found {
-            let Some(data) = node.get_mut(range) else { continue };
-            let mut item = DevItem::decode(data)?;
-            if item.fsid != self.fsid {
-                item.fsid = self.fsid;
-                data.copy_from_slice(&item.encode());
-                has_changed = true;
-            }
+        for range in &found {
+            let Some(data) = node.get_mut(range.clone()) else { continue };
+            let item = DevItem { fsid: self.fsid, ..DevItem::decode(data)? };
+            data.copy_from_slice(&item.encode());
         }
-        Ok(has_changed)
+        Ok(!found.is_empty())
     }
 
     fn device(&self, devid: DevId) -> Result<&dyn Device> {

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use ubtrfs_device::Device;
-use ubtrfs_error::Result;
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::Logical;
 use ubtrfs_volumes::IdRewrite;
 use uuid::Uuid;
 
@@ -12,8 +13,8 @@ use crate::job::Job;
 use crate::rescue::Rescue;
 
 /// Gives a filesystem this id, or a random one, also in its tree blocks, and returns it. The devices must be opened for
-/// writing, and nothing else may use them. An interrupted change goes on. All tree blocks are read before anything is
-/// written. `job` counts the bytes of tree blocks that are read or written.
+/// writing, and nothing else may use them. An interrupted change goes on. All copies of tree blocks are read before anything
+/// is written. `job` counts the bytes of tree blocks that are read or written.
 ///
 /// # Errors
 ///
@@ -41,6 +42,9 @@ pub fn rewrite_id(devices: &[Arc<dyn Device>], fsid: Option<Uuid>, job: &Job) ->
     for at in &blocks {
         job.check()?;
         engine.store.read_unknown(*at, &mut node)?;
+        if !is_resumed {
+            check_copies(&engine, *at, &node)?;
+        }
         job.advance(nodesize);
     }
     rewrite.begin()?;
@@ -53,4 +57,20 @@ pub fn rewrite_id(devices: &[Arc<dyn Device>], fsid: Option<Uuid>, job: &Job) ->
     engine.close()?;
     rewrite.finish()?;
     Ok(new)
+}
+
+/// Fails if a copy of a tree block has other content. An old copy with a right checksum cannot be told from the good one
+/// here, and would get the other one's first sector.
+fn check_copies(engine: &Engine, at: Logical, node: &[u8]) -> Result<()> {
+    let mut other = vec![0; node.len()];
+    for copy in 0..engine.volumes.num_copies(at) {
+        engine.volumes.read_copy(at, &mut other, copy)?;
+        if other != node {
+            return Err(Error::Refused {
+                what: format!("the copies of the tree block at {at} differ"),
+                hint: "repair them first: ubtrfs scrub start -B",
+            });
+        }
+    }
+    Ok(())
 }

@@ -196,7 +196,7 @@ impl NodeStore {
     pub(crate) fn read_unknown(&self, bytenr: Logical, buf: &mut [u8]) -> Result<()> {
         let context = self.check_context(Expected { bytenr: Some(bytenr), ..Expected::default() });
         let verify = |_: usize, raw: &[u8]| check_node(raw, &context).map_err(|corrupt| corrupt.cause);
-        Ok(self.volumes.read(bytenr, buf, self.nodesize, &verify)?)
+        self.volumes.read(bytenr, buf, self.nodesize, &verify)
     }
 
     /// Groups pointers to neighbouring nodes into runs of at most `most`, for [`Self::read_run`].
