@@ -120,17 +120,17 @@ fn damage(device: &MediumDevice, nr_copies: usize) {
     const NODE: usize = 16 << 10;
     let medium = device.content();
     let mut node = vec![0; NODE];
-    let mut found: Vec<(u64, u64)> = Vec::new();
+    let mut found: Vec<((u64, u64), u64)> = Vec::new();
     for at in (MIB..200 * MIB).step_by(NODE) {
         medium.read(at, &mut node);
         let view = ubtrfs_format::node::NodeView::new(&node).unwrap();
         if view.owner() == RootId::FS_TREE && view.is_leaf() && view.nritems() > 0 {
-            found.push((view.bytenr().0, at));
+            found.push(((view.generation().0, view.bytenr().0), at));
         }
     }
-    // Blocks that are not in use any more lie there, too: the newest address is in use.
-    let newest = found.iter().map(|(bytenr, _)| *bytenr).max().unwrap();
-    let copies: Vec<u64> = found.iter().filter(|(bytenr, _)| *bytenr == newest).map(|(_, at)| *at).collect();
+    // Blocks that are not in use any more lie there, too. Those of the last commit are in use.
+    let newest = found.iter().map(|(block, _)| *block).max().unwrap();
+    let copies: Vec<u64> = found.iter().filter(|(block, _)| *block == newest).map(|(_, at)| *at).collect();
     assert_eq!(copies.len(), 2, "{found:?}");
     for at in copies.into_iter().take(nr_copies) {
         medium.read(at, &mut node);
