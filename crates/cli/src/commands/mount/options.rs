@@ -7,12 +7,24 @@ use ubtrfs_fuse::{MountConfig, Mounted};
 
 use crate::common::parse_memory;
 
-/// Options meant for mount(8), systemd or libfuse, which are ignored.
+/// Options meant for mount(8), systemd or libfuse, and what the mount table says of a FUSE mount: they are ignored.
 const IGNORED: &[&str] = &[
     "auto", "noauto", "user", "users", "nouser", "owner", "group", "nofail", "_netdev", "remount", "defaults",
     "silent", "loud",
 ];
-const IGNORED_PREFIXES: &[&str] = &["x-", "X-", "comment=", "uhelper=", "helper=", "subtype=", "loop=", "max_read="];
+const IGNORED_PREFIXES: &[&str] = &[
+    "x-",
+    "X-",
+    "comment=",
+    "uhelper=",
+    "helper=",
+    "subtype=",
+    "loop=",
+    "max_read=",
+    "user_id=",
+    "group_id=",
+    "blksize=",
+];
 
 /// Whether the options contain `remount`.
 pub(super) fn is_remount(lists: &[String]) -> bool {
@@ -278,6 +290,12 @@ mod tests {
         }
         let both = parse(&["ro".to_owned(), "rw".to_owned()]).unwrap();
         assert!(!both.config.read_only && !both.options.read_only);
+    }
+
+    #[test]
+    fn the_options_of_a_mount_table_are_accepted() {
+        let table = ["rw,relatime,user_id=0,group_id=0,default_permissions,allow_other,blksize=4096".to_owned()];
+        assert!(parse(&table).is_ok());
     }
 
     #[test]
