@@ -180,7 +180,8 @@ impl Blocks {
             generation: pointer.generation,
             first_key: pointer.first_key,
         };
-        let ctx = CheckContext::new(self.superblock()).expecting(expected).for_reading_only(true);
+        let seeds = self.volumes.seed_fsids();
+        let ctx = CheckContext::new(self.superblock()).with_seeds(&seeds).expecting(expected).for_reading_only(true);
         check_node(raw, &ctx).err().map(|corrupt| corrupt.to_string())
     }
 
