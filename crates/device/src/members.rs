@@ -18,9 +18,9 @@
 //!   place has a device item of a later generation, and is found alone. Naming the older one is an error.
 //! - I8. A replacement that is not complete has a new device with the id 0, which the number of devices does not count. It
 //!   is searched for filesystems with several devices: the only device of a filesystem needs no search, which may take long.
-//! - I9. If devices are missing, the seeds are found on which the filesystem builds, as far as I1 and I3 allow. The system
-//!   chunks in the superblock name devices of these seeds, until a balance has moved the system chunks away. A seed that they
-//!   do not name is never found: it may belong to another filesystem.
+//! - I9. Superblocks do not tell on which seed a filesystem builds. So if devices are missing, all seed devices are found that
+//!   the filesystem may build on, as far as I1 and I3 allow: they are older than it, and their device ids are free. The
+//!   caller uses the ones that the trees name.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,11 +30,9 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
-use ubtrfs_format::codec::{Field, Reader};
-use ubtrfs_format::item::ChunkItem;
 use ubtrfs_format::print::escaped;
 use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, flags};
-use ubtrfs_format::{DevId, Key, check_superblock};
+use ubtrfs_format::{DevId, check_superblock};
 use uuid::Uuid;
 
 use crate::mounted::loop_file;
@@ -169,9 +167,10 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
     // I9
     let nr_found = members.found.len() as u64;
     if nr_known.saturating_add(nr_found) < first.nr_devices {
-        let is_named = |seed: &&Member| first.system_devices.contains(&seed.uuid);
-        let named: Vec<Uuid> = seeds.iter().filter(is_named).map(|seed| seed.fsid).collect();
-        members.found.extend(seeds.into_iter().filter(|seed| named.contains(&seed.fsid)).map(|seed| seed.path));
+        let is_free = |seed: &Member| !known.iter().any(|own| !own.is_seed && own.devid == seed.devid);
+        let is_older = |seed: &Member| first.generation.is_none_or(|newest| seed.generation < Some(newest));
+        let may_be_below = seeds.into_iter().filter(|seed| is_free(seed) && is_older(seed));
+        members.found.extend(may_be_below.map(|seed| seed.path));
     }
     Ok(members)
 }
@@ -216,10 +215,7 @@ struct Member {
     owner: u32,
     fsid: Uuid,
     devid: u64,
-    uuid: Uuid,
     nr_devices: u64,
-    /// The UUIDs of the devices that have the filesystem's system chunks (I9).
-    system_devices: Vec<Uuid>,
     /// The generation of the newest valid superblock; `None` if no copy is valid.
     generation: Option<u64>,
     /// Whether its filesystem is a seed.
@@ -268,9 +264,7 @@ impl Member {
             owner: metadata.uid(),
             fsid: superblock.fsid,
             devid: superblock.dev_item.devid.0,
-            uuid: superblock.dev_item.uuid,
             nr_devices: superblock.num_devices,
-            system_devices: system_devices(&superblock),
             generation: is_valid.then_some(superblock.generation.0),
             is_seed: is_valid && superblock.flags & flags::SEEDING != 0,
             since: if is_valid { superblock.dev_item.generation } else { 0 },
@@ -281,18 +275,6 @@ impl Member {
     fn is_in_place_of(&self, other: &Self) -> bool {
         self.generation.is_some() && other.generation.is_some_and(|generation| generation < self.since)
     }
-}
-
-/// The devices that have the stripes of the system chunks in a superblock, which is untrusted: the readable ones.
-fn system_devices(superblock: &Superblock) -> Vec<Uuid> {
-    let size = usize::try_from(superblock.sys_chunk_array_size).unwrap_or_default();
-    let mut reader = Reader::new("sys_chunk_array", superblock.sys_chunk_array.get(..size).unwrap_or_default());
-    let mut devices = Vec::new();
-    while !reader.is_empty() {
-        let (Ok(_), Ok(chunk)) = (Key::read(&mut reader), ChunkItem::read(&mut reader)) else { break };
-        devices.extend(chunk.stripes.iter().map(|stripe| stripe.dev_uuid));
-    }
-    devices
 }
 
 /// Regular files beside the given ones, and the block devices of this machine (I1).
@@ -385,29 +367,25 @@ mod tests {
     }
 
     #[test]
-    fn i9_only_seeds_that_the_system_chunks_name_are_found() {
+    fn i9_only_seeds_that_are_older_and_have_free_device_ids_are_found() {
         let dir = tempfile::tempdir().expect("a scratch directory");
         let top = aged(dir.path(), "top", 2, 20);
-        let seed = |name: &str, fsid: u128, uuid: u128| {
-            let path = aged(dir.path(), name, 1, 9);
+        let seed = |name: &str, devid: u64, generation: u64| {
+            let path = aged(dir.path(), name, devid, generation);
             let mut raw = std::fs::read(&path).expect("a scratch file");
             let mut superblock = Superblock::decode(&raw[65536..]).expect("long enough");
-            superblock.fsid = Uuid::from_u128(fsid);
-            (superblock.dev_item.fsid, superblock.dev_item.uuid) = (superblock.fsid, Uuid::from_u128(uuid));
+            superblock.fsid = Uuid::from_u128(50 + u128::from(devid));
+            superblock.dev_item.fsid = superblock.fsid;
             superblock.flags |= flags::SEEDING;
             raw.truncate(65536);
             raw.extend(superblock.encode_with_csum());
             std::fs::write(&path, raw).expect("a scratch file");
             path
         };
-        // The system chunk of `top` lies on the device with the UUID 1.
-        let own = [seed("own1", 50, 1), seed("own2", 50, 2)];
-        seed("other", 60, 3);
-        let mut found = find_members(&[&top]).expect("no copies").found;
-        found.sort();
-        assert_eq!(found, own);
-        std::fs::remove_file(&own[0]).expect("it is there");
-        assert_eq!(find_members(&[&top]).expect("no copies").found, Vec::<PathBuf>::new());
+        let own = seed("own", 1, 9);
+        seed("taken id", 2, 9);
+        seed("newer", 1, 21);
+        assert_eq!(find_members(&[&top]).expect("no copies").found, [own]);
     }
 
     #[test]
