@@ -8,7 +8,7 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::check::CheckContext;
 use ubtrfs_format::item::{BlockGroupItem, ChunkItem, DevItem, DevReplaceItem};
 use ubtrfs_format::node::NodeView;
-use ubtrfs_format::superblock::{CompatRo, Incompat, RootBackup, Superblock, flags};
+use ubtrfs_format::superblock::{CompatRo, Incompat, RootBackup, Superblock};
 use ubtrfs_format::{CsumType, FormatError, Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{BlockGroup, Space, SpaceConfig};
 use ubtrfs_tree::{Cursor, NodeSource, RootPtr};
@@ -225,8 +225,7 @@ impl Loaded {
 /// Refuses devices that were written apart: compares their copies of the first nodes that the last commits wrote.
 fn check_one_history(volumes: &Volumes, csum_type: CsumType) -> Result<()> {
     // While the filesystem id changes, the copies of a node may have different ids.
-    let is_changing = volumes.superblock().flags & flags::CHANGING_FSID != 0;
-    if volumes.devices().len() < 2 || is_changing {
+    if volumes.devices().len() < 2 || volumes.interrupted_fsid().is_some() {
         return Ok(());
     }
     let mut nodes: VecDeque<(Logical, Generation)> = volumes.found_roots().into();

@@ -9,7 +9,7 @@
 //!
 //! Invariants:
 //! - R1. All devices are given and whole, as for [`crate::tune`], and the filesystem has no log, no seed and no parity.
-//! - R2. Before the flag is set, the caller has read all tree blocks.
+//! - R2. Before the flag is set, the caller has read all tree blocks, and their copies are equal.
 //! - R3. The write of a tree block cannot be torn: only its first sector changes, which has the id and the checksum. A leaf
 //!   with device items changes in several sectors. Its copies are written one after the other, each durably, so one is
 //!   always good. Without a second copy, nothing is begun.

@@ -67,8 +67,7 @@ impl Volumes {
     /// change of the id was interrupted.
     pub fn seed_fsids(&self) -> Vec<Uuid> {
         let mut fsids: Vec<Uuid> = self.seeds.iter().map(|seed| seed.superblock.node_fsid()).collect();
-        let own = self.superblock().fsid;
-        fsids.extend(self.is_changing_to(own).then_some(own));
+        fsids.extend(self.interrupted_fsid());
         fsids.sort_unstable();
         fsids.dedup();
         fsids

@@ -506,7 +506,7 @@ impl Volumes {
         if known.uuid != item.uuid {
             return mismatch("uuid", item.uuid, known.uuid);
         }
-        if known.fsid != item.fsid && !self.is_changing_to(item.fsid) {
+        if known.fsid != item.fsid && self.interrupted_fsid() != Some(item.fsid) {
             return mismatch("fsid", item.fsid, known.fsid);
         }
         if member.device().is_some_and(|device| device.len_bytes() < item.total_bytes) {
@@ -518,9 +518,10 @@ impl Volumes {
         Ok(())
     }
 
-    /// Whether a change of the filesystem id to this one was interrupted (R4 of `rewrite_id`).
-    pub(crate) fn is_changing_to(&self, fsid: Uuid) -> bool {
-        self.superblock.flags & flags::CHANGING_FSID != 0 && self.superblock.fsid == fsid
+    /// The new filesystem id, if a change of it was interrupted (R4 of `rewrite_id`): then tree blocks and device items may
+    /// have either.
+    pub fn interrupted_fsid(&self) -> Option<Uuid> {
+        (self.superblock.flags & flags::CHANGING_FSID != 0).then_some(self.superblock.fsid)
     }
 
     /// Extends a present device to its end ([`ubtrfs_device::Device::grow_to_end`]), and returns its size in bytes.

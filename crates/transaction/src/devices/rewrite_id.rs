@@ -18,8 +18,8 @@ use crate::rescue::Rescue;
 ///
 /// # Errors
 ///
-/// Those of [`IdRewrite`]; [`ubtrfs_error::Error::Corrupt`] if a tree block has no good copy: nothing was changed then, unless the change
-/// goes on.
+/// Those of [`IdRewrite`]; [`Error::Corrupt`] if a tree block has no good copy, and [`Error::Refused`] if its copies differ:
+/// nothing was changed then, unless the change goes on.
 pub fn rewrite_id(devices: &[Arc<dyn Device>], fsid: Option<Uuid>, job: &Job) -> Result<Uuid> {
     let mut rewrite = IdRewrite::look(devices, fsid)?;
     let new = rewrite.fsid();
