@@ -22,6 +22,8 @@ use ubtrfs_volumes::{OpenOptions, Volumes};
 pub(super) struct Blocks {
     volumes: Volumes,
     nodesize: usize,
+    /// The check of a block about which nothing is known.
+    check: CheckContext,
 }
 
 /// A block as found on disk, and its damage.
@@ -59,7 +61,8 @@ impl Blocks {
     pub(super) fn open(devices: Vec<Arc<dyn Device>>) -> anyhow::Result<Self> {
         let volumes = Volumes::open(devices, OpenOptions { read_only: true, ..OpenOptions::default() })?;
         let nodesize = usize::try_from(volumes.superblock().nodesize).context("the node size is checked")?;
-        let blocks = Self { volumes, nodesize };
+        let check = CheckContext::new(volumes.superblock()).with_seeds(&volumes.seed_fsids()).for_reading_only(true);
+        let blocks = Self { volumes, nodesize, check };
         blocks.load_chunks();
         Ok(blocks)
     }
@@ -180,9 +183,7 @@ impl Blocks {
             generation: pointer.generation,
             first_key: pointer.first_key,
         };
-        let seeds = self.volumes.seed_fsids();
-        let ctx = CheckContext::new(self.superblock()).with_seeds(&seeds).expecting(expected).for_reading_only(true);
-        check_node(raw, &ctx).err().map(|corrupt| corrupt.to_string())
+        check_node(raw, &self.check.expecting(expected)).err().map(|corrupt| corrupt.to_string())
     }
 
     /// Visits a block and everything below it. A block that cannot be read is visited as an empty block, with its
