@@ -12,6 +12,7 @@ use ubtrfs_control::{Channel, Failure, ImageWork, filesystem, open_image};
 use ubtrfs_device::{Access, Device};
 use ubtrfs_format::DevId;
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use ubtrfs_volumes::DEVICE_RESERVED;
 
 use super::call;
 use crate::commands::device::unexpected;
@@ -151,12 +152,17 @@ fn enlarge_file(channel: &Channel<'_>, target: &Target, devid: u64, to: NewSize)
     Ok(())
 }
 
-/// The space of a device; `None` if the filesystem does not have the device.
-fn device(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow::Result<Option<filesystem::Device>> {
+/// How the space of the filesystem is used.
+fn usage(channel: &Channel<'_>, target: &Target) -> anyhow::Result<filesystem::Usage> {
     match call(channel, target, "resize", filesystem::Request::Usage)? {
-        filesystem::Response::Usage(usage) => Ok(usage.devices.into_iter().find(|device| device.devid == devid)),
+        filesystem::Response::Usage(usage) => Ok(usage),
         _ => Err(unexpected(target)),
     }
+}
+
+/// The space of a device; `None` if the filesystem does not have the device.
+fn device(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow::Result<Option<filesystem::Device>> {
+    Ok(usage(channel, target)?.devices.into_iter().find(|device| device.devid == devid))
 }
 
 /// Resizes a device, and returns its size before and now.
@@ -197,6 +203,10 @@ fn shrink_to_least(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow
         let device = device(channel, target, devid)?;
         Ok::<_, anyhow::Error>(device.map_or(u64::MAX, |device| device.allocated.saturating_add(DEVICE_RESERVED)))
     };
+    let to_least = |now: u64| match least()? {
+        bytes if bytes < now => Ok::<_, anyhow::Error>(resize(channel, target, devid, NewSize::To(bytes))?.1),
+        _ => Ok(now),
+    };
     let (before, mut now) = resize(channel, target, devid, NewSize::To(least()?))?;
     for _ in 0..ROUNDS_MAX {
         let last = now;
@@ -208,10 +218,7 @@ fn shrink_to_least(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow
                 Err(failure) => return Err(cannot(failure)),
             }
         }
-        let bytes = least()?;
-        if bytes < now {
-            now = resize(channel, target, devid, NewSize::To(bytes))?.1;
-        }
+        now = to_least(now)?;
         if now == last {
             break;
         }
@@ -228,19 +235,15 @@ fn shrink_to_least(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow
             Err(failure) if matches!(failure.errno(), Errno::NOSPC | Errno::INVAL) => refused = wanted,
             Err(failure) => return Err(cannot(failure)),
         }
-    }
-    let bytes = least()?;
-    if bytes < now {
-        now = resize(channel, target, devid, NewSize::To(bytes))?.1;
+        // What was emptied is gone, also by a step that failed.
+        now = to_least(now)?;
     }
     Ok((before, now))
 }
 
 /// The size of a device whose block groups have no free space.
 fn needed(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow::Result<u64> {
-    let filesystem::Response::Usage(usage) = call(channel, target, "resize", filesystem::Request::Usage)? else {
-        return Err(unexpected(target));
-    };
+    let usage = usage(channel, target)?;
     let used_of = |(flags, bytes): &(u64, u64)| {
         let group = usage.groups.iter().find(|group| group.flags == *flags && group.total > 0);
         let used = group.map(|group| u128::from(*bytes) * u128::from(group.used) / u128::from(group.total));
@@ -320,12 +323,11 @@ fn wanted(channel: &Channel<'_>, devid: u64, to: NewSize) -> Option<u64> {
     }
 }
 
-/// Bytes at the start of a device that no block group uses.
-const DEVICE_RESERVED: u64 = 1 << 20;
 /// The most times that `min` shrinks again after moves made room.
 const ROUNDS_MAX: usize = 8;
-/// Halving the free space often is not worth the moves.
+/// The most times that `min` halves the free space in block groups.
 const HALVINGS_MAX: usize = 5;
+/// Less free space, in bytes, is not worth the moves.
 const GAIN_MIN: u64 = 8 << 20;
 /// The largest sector; sizes are multiples of sectors.
 const SECTOR_MAX: u64 = 64 << 10;
