@@ -280,7 +280,8 @@ fn in_memory(devices: &[Arc<dyn Device>]) -> Arc<Fs> {
     Fs::open(devices.to_vec(), MountOptions::default()).unwrap()
 }
 
-fn is_same(one: &Medium, other: &Medium) -> bool {
+/// Whether two media have the same content.
+pub(crate) fn is_same(one: &Medium, other: &Medium) -> bool {
     let piece = |medium: &Medium, at: u64| {
         let mut piece = vec![0; MIB as usize];
         medium.read(at, &mut piece);
