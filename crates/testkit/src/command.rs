@@ -40,7 +40,7 @@ pub(crate) fn untroubled<T>(run: impl Fn() -> T, text: impl Fn(&T) -> String) ->
     run()
 }
 
-/// What the tools print if they were disturbed, as parts of one message.
+/// Messages of disturbed tools. A message has both texts of its row.
 const TROUBLE: [[&str; 2]; 5] = [
     ["mount status", "Transport endpoint is not connected"],
     ["mount status", "Software caused connection abort"],
