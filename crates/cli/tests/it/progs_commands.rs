@@ -218,7 +218,7 @@ fn programs_and_commands_that_do_not_exist_are_refused_by_name() {
             "{output:?}"
         );
     };
-    fails(Command::new(link("btrfstune")).args(["-f", "-u", "x"]), "not in ubtrfs");
+    fails(Command::new(link("btrfstune")).args(["-f", "-u", "x"]), "x does not exist");
     fails(Command::new(link("btrfs-image")).arg("x"), "btrfs-image: ubtrfs does not have this program");
     let btrfs = link("btrfs");
     fails(Command::new(&btrfs).args(["rep", "start", "1", "/dev/x", "/m"]), "cannot open /m");
