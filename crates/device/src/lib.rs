@@ -49,7 +49,7 @@ pub use members::{FoundMembers, MissedChanges, block_devices, find_members, is_s
 pub use memory::MemoryDevice;
 pub use mount_calls::{change_mount_flags, open_fuse_root};
 pub use mount_ioctl::{ASK_MOUNT, ASK_MOUNT_LEN, ask_mount};
-pub use mounted::{find_server, is_being_mounted, lock_holders, loop_file};
+pub use mounted::{find_server, is_being_mounted, is_unlocked, lock_holders, loop_file};
 pub use open_error::OpenError;
 pub use stdio::{keep_files_from_children, stdin_was_closed, stdout_was_closed};
 

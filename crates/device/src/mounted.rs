@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use ubtrfs_format::print::escaped;
 
@@ -39,7 +39,8 @@ fn mountinfo() -> Option<String> {
 /// Returns how the kernel uses the block device with this number.
 pub(crate) fn use_of_block_device(rdev: u64) -> Option<KernelUse> {
     let mountinfo = mountinfo()?;
-    if let Some(point) = mount_points(&mountinfo).find(|mount| mount.rdev() == Some(rdev)) {
+    let mut points = mount_points(&mountinfo).filter(|mount| mount.rdev() == Some(rdev));
+    if let Some(point) = points.find(|mount| !(mount.is_of_ubtrfs() && is_unlocked(Path::new(&mount.source)))) {
         return Some(match point.kind.starts_with("fuse") {
             true => KernelUse::Served { at: point.target, kind: point.kind },
             false => KernelUse::Mounted(point.target),
@@ -171,6 +172,10 @@ struct Mount {
 }
 
 impl Mount {
+    fn is_of_ubtrfs(&self) -> bool {
+        matches!(self.kind.split_once('.'), Some(("fuse" | "fuseblk", "ubtrfs")))
+    }
+
     /// The number of the mounted block device.
     ///
     /// A user may give a FUSE mount any path as its source, for example a path in a mount whose server never answers.
@@ -254,6 +259,15 @@ fn is_ending(stat: &str, status: &str) -> bool {
 pub fn lock_holders(path: &Path) -> Vec<u32> {
     let Ok(metadata) = fs::metadata(path) else { return Vec::new() };
     lock_holder_pids(metadata.dev(), metadata.ino()).iter().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// Whether nobody has a lock on this image or device. A device that left the filesystem of a mount is still the source of the
+/// mount, and has no lock. Returns false if this user may not open it.
+pub fn is_unlocked(path: &Path) -> bool {
+    let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
+    let Ok(file) = File::options().read(true).custom_flags(flags).open(path) else { return false };
+    let is_device = file.metadata().is_ok_and(|found| found.is_file() || found.file_type().is_block_device());
+    is_device && rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_ok()
 }
 
 /// Whether a server of ubtrfs has locked this image or device, and has not told its `mount` command yet that the mount

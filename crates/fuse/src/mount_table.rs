@@ -73,7 +73,9 @@ pub fn holding_mount(path: &Path) -> Option<(PathBuf, PathBuf)> {
 /// The place where ubtrfs has mounted this image or device, if there is one.
 pub fn mount_point_of(image: &Path) -> Option<PathBuf> {
     let full = std::fs::canonicalize(image).ok()?;
-    mounts().into_iter().find(|mount| mount.is_of_ubtrfs() && Path::new(&mount.source) == full).map(|mount| mount.dir)
+    let mount = mounts().into_iter().find(|mount| mount.is_of_ubtrfs() && Path::new(&mount.source) == full)?;
+    // The device may have left the filesystem of the mount, or the server has ended.
+    (!ubtrfs_device::is_unlocked(&full)).then_some(mount.dir)
 }
 
 /// The image or device that is mounted at a path in a mount of ubtrfs; `None` for another user's mount, because that user

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::DevId;
 use ubtrfs_fs::{Fs, Job, MountOptions, ReplaceRequest};
-use ubtrfs_testkit::{LoopMount, btrfs_check_array, capability, run as sh};
+use ubtrfs_testkit::{LoopDevice, LoopMount, btrfs_check_array, capability, run as sh};
 
 use crate::common::{ok, refused, text, ubtrfs};
 
@@ -390,9 +390,16 @@ fn a_mounted_seed_gets_a_filesystem_on_it() {
     ok(ubtrfs(["tune", "-S", "1", &seed]));
     bed.blank("own.img", 256);
     assert!(ubtrfs(["mount", &seed, &m]).status.success());
-    let text = ok(ubtrfs(["device", "add", &own, &m]));
-    assert!(text.contains("of the new filesystem") && text.contains("ubtrfs mount"), "{text}");
-    // The mount of the seed stays as it is, beside that of the new filesystem.
+    // The mount stays as it is while a program uses it.
+    let user = fs::File::open(Path::new(&m).join("dir")).unwrap();
+    let added = ubtrfs(["device", "add", &own, &m]);
+    let (text, errors) = (String::from_utf8_lossy(&added.stdout), String::from_utf8_lossy(&added.stderr));
+    assert!(
+        added.status.success() && text.contains("of the new filesystem") && text.contains("ubtrfs mount"),
+        "{text}"
+    );
+    assert!(errors.contains("the seed stays mounted") && errors.contains("is in use"), "{errors}");
+    drop(user);
     let other = bed.at("other");
     fs::create_dir(&other).unwrap();
     ok(ubtrfs(["mount", &own, &other]));
@@ -403,4 +410,57 @@ fn a_mounted_seed_gets_a_filesystem_on_it() {
     ok(ubtrfs(["umount", &other]));
     assert!(ok(ubtrfs(["check", &own])).contains(": clean"));
     assert_eq!(ok(ubtrfs(["cat", &format!("{own}:/new")])), "new");
+}
+
+#[test]
+fn a_new_filesystem_takes_the_place_of_its_mounted_seed() {
+    if !capability::fuse() {
+        return;
+    }
+    let bed = Bed::new();
+    let [seed, own, m] = ["seed.img", "own.img", "m"].map(|name| bed.at(name));
+    ok(ubtrfs(["mkfs", "-q", "-b", "256M", &seed]));
+    ok(ubtrfs(["mkdir", &format!("{seed}:/dir")]));
+    ok(ubtrfs(["tune", "-S", "1", &seed]));
+    bed.blank("own.img", 256);
+    assert!(ubtrfs(["mount", "-o", "noatime,nodev", &seed, &m]).status.success());
+    let text = ok(ubtrfs(["device", "add", &own, &m]));
+    assert!(text.contains("of the new filesystem") && text.contains(&format!("mount -o remount,rw {m}")), "{text}");
+    let flags = || {
+        let table = fs::read_to_string("/proc/mounts").unwrap();
+        let line = table.lines().find(|line| line.contains(&format!(" {m} "))).unwrap().to_owned();
+        assert!(line.starts_with(&format!("{own} ")) && line.contains("noatime") && line.contains("nodev"), "{line}");
+        line
+    };
+    assert!(flags().contains(" ro,") && fs::write(Path::new(&m).join("new"), "new").is_err(), "as on Linux");
+    ok(ubtrfs(["mount", "-o", "remount,rw", &own, &m]));
+    assert!(flags().contains(" rw,"));
+    fs::write(Path::new(&m).join("new"), "new").unwrap();
+    ok(ubtrfs(["device", "remove", "1", &m]));
+    ok(ubtrfs(["umount", &m]));
+    assert!(ok(ubtrfs(["check", &own])).contains(": clean"));
+}
+
+#[test]
+fn a_device_that_left_does_not_count_as_mounted() {
+    if !capability::fuse() {
+        return;
+    }
+    let bed = Bed::new();
+    let [first, second, m] = ["first.img", "second.img", "m"].map(|name| bed.at(name));
+    bed.blank("first.img", 256);
+    bed.blank("second.img", 256);
+    let device = LoopDevice::over(Path::new(&first)).unwrap();
+    ok(ubtrfs(["mkfs", "-q", device.path()]));
+    ok(ubtrfs(["mount", device.path(), &m]));
+    refused(&ubtrfs(["mkfs", "-f", device.path()]), &["is mounted", "m"]);
+    ok(ubtrfs(["device", "add", &second, &m]));
+    ok(ubtrfs(["device", "remove", "1", &m]));
+    // The mount table still names it. It can be used, and come back.
+    assert!(!ubtrfs(["filesystem", "show", device.path()]).status.success());
+    ok(ubtrfs(["mkfs", "-q", device.path()]));
+    ok(ubtrfs(["device", "add", "-f", device.path(), &m]));
+    ok(ubtrfs(["device", "remove", "2", &m]));
+    ok(ubtrfs(["umount", &m]));
+    assert!(ok(ubtrfs(["check", device.path()])).contains(": clean"));
 }
