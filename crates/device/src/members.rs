@@ -18,9 +18,9 @@
 //!   place has a device item of a later generation, and is found alone. Naming the older one is an error.
 //! - I8. A replacement that is not complete has a new device with the id 0, which the number of devices does not count. It
 //!   is searched for filesystems with several devices: the only device of a filesystem needs no search, which may take long.
-//! - I9. Superblocks do not tell on which seed a filesystem builds. So if devices are missing, all seed devices are found that
-//!   the filesystem may build on, as far as I1 and I3 allow: they are older than it, and their device ids are free. The
-//!   caller uses the ones that the trees name.
+//! - I9. Superblocks do not tell on which seed a filesystem builds. So if devices are missing, all seed devices are returned
+//!   that the filesystem may build on, as far as I1 and I3 allow: they are older than it, and their device ids are free. The
+//!   caller opens only those that the chunk tree names: most are of other filesystems, and may be in use.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -48,8 +48,21 @@ const TARGET_DEVID: u64 = DevId::REPLACEMENT_TARGET.0;
 pub struct FoundMembers {
     /// The devices that belong to the filesystem.
     pub found: Vec<PathBuf>,
+    /// Seed devices on which the filesystem may build (I9).
+    pub seeds: Vec<PossibleSeed>,
     /// Devices that missed changes, whose device id no other device has (I5).
     pub left_out: Vec<MissedChanges>,
+}
+
+/// A seed device on which a filesystem builds, if its chunk tree has this id and this UUID.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PossibleSeed {
+    /// The device.
+    pub path: PathBuf,
+    /// Its device id.
+    pub devid: DevId,
+    /// Its device UUID.
+    pub uuid: Uuid,
 }
 
 /// A device that was found, and is not used, because it missed changes.
@@ -78,7 +91,7 @@ impl fmt::Display for MissedChanges {
 
 /// Returns the devices that belong to the filesystem of these devices, but are not among them: none if the
 /// only device of a filesystem is given (I8), or one without a readable superblock. Devices that are not found are left
-/// out: the caller learns of them when it opens the filesystem.
+/// out: the caller learns of them when it opens the filesystem. Seed devices are only possible ones (I9).
 ///
 /// # Errors
 /// Two devices that were found have the same device id (I4).
@@ -170,7 +183,8 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
         let is_free = |seed: &Member| !known.iter().any(|own| !own.is_seed && own.devid == seed.devid);
         let is_older = |seed: &Member| first.generation.is_none_or(|newest| seed.generation < Some(newest));
         let may_be_below = seeds.into_iter().filter(|seed| is_free(seed) && is_older(seed));
-        members.found.extend(may_be_below.map(|seed| seed.path));
+        let possible = |seed: Member| PossibleSeed { path: seed.path, devid: DevId(seed.devid), uuid: seed.uuid };
+        members.seeds.extend(may_be_below.map(possible));
     }
     Ok(members)
 }
@@ -215,6 +229,7 @@ struct Member {
     owner: u32,
     fsid: Uuid,
     devid: u64,
+    uuid: Uuid,
     nr_devices: u64,
     /// The generation of the newest valid superblock; `None` if no copy is valid.
     generation: Option<u64>,
@@ -264,6 +279,7 @@ impl Member {
             owner: metadata.uid(),
             fsid: superblock.fsid,
             devid: superblock.dev_item.devid.0,
+            uuid: superblock.dev_item.uuid,
             nr_devices: superblock.num_devices,
             generation: is_valid.then_some(superblock.generation.0),
             is_seed: is_valid && superblock.flags & flags::SEEDING != 0,
@@ -367,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn i9_only_seeds_that_are_older_and_have_free_device_ids_are_found() {
+    fn i9_only_seeds_that_are_older_and_have_free_device_ids_are_possible() {
         let dir = tempfile::tempdir().expect("a scratch directory");
         let top = aged(dir.path(), "top", 2, 20);
         let seed = |name: &str, devid: u64, generation: u64| {
@@ -385,7 +401,9 @@ mod tests {
         let own = seed("own", 1, 9);
         seed("taken id", 2, 9);
         seed("newer", 1, 21);
-        assert_eq!(find_members(&[&top]).expect("no copies").found, [own]);
+        let members = find_members(&[&top]).expect("no copies");
+        let seeds: Vec<PathBuf> = members.seeds.into_iter().map(|seed| seed.path).collect();
+        assert_eq!((members.found, seeds), (vec![], vec![own]));
     }
 
     #[test]

@@ -67,6 +67,6 @@ pub use ubtrfs_transaction::note_panic;
 pub use ubtrfs_transaction::{
     BlockGroup, DeviceSummary, ExtentUse, Job, MemberState, Metric, MigratedChunk, Placement, Progress, QgroupId,
     QgroupInfo, QuotaKind, QuotaStatus, RelocatedGroup, RelocationFailure, ReplaceRequest, Rescue, ScrubCounts,
-    rewrite_id,
+    find_devices, rewrite_id,
 };
 pub use writeback::errors::Descriptor;

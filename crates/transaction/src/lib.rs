@@ -22,6 +22,7 @@
 //! Modules outside of this order:
 //!
 //! - `engine`, `open`: the type [`Engine`], and opening a filesystem.
+//! - `find_devices`, `usable_devices`: which devices are opened.
 //! - `rescue`: what opening a damaged filesystem passes over.
 //! - `commit_state`: the commit lock and the last superblock, which all modules use.
 //! - `lock_rank`: locks that check their order in debug builds.
@@ -42,6 +43,7 @@ mod delayed;
 mod devices;
 mod engine;
 mod extents;
+mod find_devices;
 mod handle;
 mod health;
 mod job;
@@ -74,6 +76,7 @@ pub use extents::chunk_migration::MigratedChunk;
 pub use extents::conversion::ConversionTargets;
 pub use extents::data_io::{DataExtent, DataReservation};
 pub use extents::replacing::SuspendedReplacement;
+pub use find_devices::find_devices;
 pub use handle::quota_reservation::{QgroupId, QuotaReservation};
 #[cfg(debug_assertions)]
 pub use handle::refusal::{end_refusal, refuse_reservation_after};

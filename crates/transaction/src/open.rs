@@ -290,6 +290,16 @@ fn geometry_of(superblock: &Superblock) -> Result<Geometry> {
     })
 }
 
+/// Loads the chunk map and the device items of the last commit into `volumes`, with little memory.
+pub(crate) fn load_chunk_map(volumes: &Arc<Volumes>) -> Result<()> {
+    let superblock = volumes.superblock();
+    let geometry = geometry_of(superblock)?;
+    let nodesize = usize::try_from(geometry.nodesize).unwrap_or(usize::MAX);
+    let check = CheckContext::new(superblock).with_seeds(&volumes.seed_fsids());
+    let store = NodeStore::new(Arc::clone(volumes), check, nodesize, JUDGING_CACHE_BYTES);
+    load_chunk_tree(volumes, &store, superblock).map(drop)
+}
+
 /// Loads the chunk map and the device items into `volumes`. Returns the chunk tree's UUID.
 fn load_chunk_tree(volumes: &Volumes, store: &NodeStore, superblock: &Superblock) -> Result<Uuid> {
     let root = chunk_root(superblock);
@@ -430,5 +440,7 @@ fn load_block_groups(
 /// The highest generation of a filesystem that can be written. No filesystem ever reaches it, and so many generations
 /// above it are free that the generation of a new transaction never overflows.
 const GENERATION_MAX: Generation = Generation(u64::MAX / 2);
+/// Memory for nodes that are read only to judge devices.
+pub(crate) const JUDGING_CACHE_BYTES: u64 = 4 << 20;
 /// Number of nodes whose copies on several devices are compared at open.
 const COMPARED_NODES_MAX: usize = 64;

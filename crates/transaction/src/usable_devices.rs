@@ -13,7 +13,7 @@ use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 
 use crate::engine::OpenOptions;
-use crate::open::Loaded;
+use crate::open::{JUDGING_CACHE_BYTES, Loaded};
 
 /// The devices that can be used together, and for each other device why it is left out.
 pub fn usable_devices(devices: Vec<Arc<dyn Device>>) -> (Vec<Arc<dyn Device>>, Vec<String>) {
@@ -72,7 +72,7 @@ fn check_superblocks(devices: &[Arc<dyn Device>]) -> Result<()> {
 /// Whether the devices can be opened, up to the trees that belong to the filesystem itself (U1).
 fn loads(devices: &[Arc<dyn Device>]) -> Result<()> {
     let options = OpenOptions { read_only: true, degraded: true, ..OpenOptions::default() };
-    Loaded::of(devices.to_vec(), &options, CACHE_BYTES).map(drop)
+    Loaded::of(devices.to_vec(), &options, JUDGING_CACHE_BYTES).map(drop)
 }
 
 fn why(device: &Arc<dyn Device>, error: Error) -> String {
@@ -82,6 +82,3 @@ fn why(device: &Arc<dyn Device>, error: Error) -> String {
     };
     format!("{} is not used, and counts as missing: {reason}", device.describe())
 }
-
-/// Memory for nodes that are read to judge the devices.
-const CACHE_BYTES: u64 = 4 << 20;

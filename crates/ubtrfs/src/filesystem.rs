@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use ubtrfs_device::{Access, Device, FileDevice, MemoryDevice, find_members, is_seed, lock_order};
-use ubtrfs_fs::{Attr, Caller, Fs, InodeId, MountOptions, NewInode};
+use ubtrfs_device::{Access, Device, FileDevice, MemoryDevice, is_seed, lock_order};
+use ubtrfs_fs::{Attr, Caller, Fs, InodeId, MountOptions, NewInode, find_devices};
 use ubtrfs_mkfs::{MkfsOptions, MkfsReport};
 
 use crate::error::{Result, ResultExt};
@@ -213,7 +213,7 @@ impl Filesystem {
         let path = path.as_ref();
         let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let given: Vec<&Path> = std::iter::once(path).chain(options.devices.iter().map(PathBuf::as_path)).collect();
-        let members = find_members(&given).while_doing("open", path)?;
+        let members = find_devices(&given).while_doing("open", path)?;
         for device in &members.left_out {
             tracing::warn!("{device}");
         }

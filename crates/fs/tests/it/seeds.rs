@@ -3,6 +3,7 @@
 //! Method: one side makes the filesystem on a seed, and the other side changes it, reads it, and removes the seed. After each
 //! test the images of the seed are bit for bit as before.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use ubtrfs_device::{Access, Device, FileDevice, find_members, is_seed};
 use ubtrfs_format::item::{BalanceArgs, BalanceFlags, BalanceItem, BlockGroupFlags};
 use ubtrfs_format::superblock::{Incompat, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 use ubtrfs_format::{DevId, Ino, RootId, check_superblock};
-use ubtrfs_fs::{Fs, InodeId, Job, MountOptions, ReplaceRequest, ScrubStart};
+use ubtrfs_fs::{Fs, InodeId, Job, MountOptions, ReplaceRequest, ScrubStart, find_devices};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{LoopDevice, Medium, MediumDevice, RecordingDevice, Rng, capability, run, ubtrfs_check_errors};
 use ubtrfs_volumes::{Tuning, tune};
@@ -152,11 +153,12 @@ fn a_filesystem_on_a_seed_that_linux_made_is_changed() {
         eprintln!("{kind:?}");
         let mut seed = Seed::new(kind);
         let sprout = seed.sprout_of_linux("sprout.img");
-        // The seed is found beside the filesystem on it. The seeds of other tests are on loop devices.
-        let mut found = find_members(&[&sprout]).unwrap().found;
-        found.retain(|path| !path.starts_with("/dev"));
-        found.sort();
-        assert_eq!(found, seed.array.images);
+        // The seed is found beside the filesystem on it, and other seeds are not: their ids are free, too.
+        let foreign = sprout.with_file_name("foreign.img");
+        std::fs::copy(&Seed::new(kind).array.images[0], &foreign).unwrap();
+        assert!(find_members(&[&sprout]).unwrap().seeds.iter().any(|seed| seed.path == foreign));
+        let members = find_devices(&[&sprout]).unwrap();
+        assert_eq!((members.found, members.seeds), (seed.array.images.clone(), vec![]));
         let all = seed.with(&sprout);
         let fs = opened(&all);
         assert!(get(&fs, "of the seed", 30 * MIB) == content(30 * MIB, 1));
@@ -215,7 +217,7 @@ fn a_seed_gets_several_filesystems_on_it_and_leaves_them() {
         let mut seed = Seed::new(kind);
         let sprouts = [seed.sprout("sprout1.img"), seed.sprout("sprout2.img"), seed.sprout_of_linux("sprout3.img")];
         let fsids = sprouts.iter().map(|sprout| opened(&seed.with(sprout)).superblock().fsid);
-        assert_eq!(fsids.collect::<std::collections::BTreeSet<_>>().len(), 3);
+        assert_eq!(fsids.collect::<BTreeSet<_>>().len(), 3);
         for (sprout, other) in sprouts.iter().zip(sprouts.iter().skip(1)) {
             seed.judge(&seed.with(sprout), 0, |point| std::fs::write(point.join("new"), b"new").unwrap());
             let fs = opened(&seed.with(sprout));
@@ -229,7 +231,7 @@ fn a_seed_gets_several_filesystems_on_it_and_leaves_them() {
             seed.check_untouched();
             // It stands alone.
             let alone = [sprout.clone()];
-            assert_eq!(find_members(&[sprout]).unwrap().found, Vec::<PathBuf>::new());
+            assert_eq!(find_devices(&[sprout]).unwrap().found, Vec::<PathBuf>::new());
             seed.judge(&alone, 1, |_| {});
             let problems = ubtrfs_check_errors(open(&alone)).unwrap();
             assert!(problems.is_empty(), "{problems:?}");
@@ -471,33 +473,45 @@ fn a_filesystem_on_a_seed_is_a_seed_itself() {
     if !capability::kernel_oracle() {
         return;
     }
-    let mut seed = Seed::new(("single", "dup", 1));
-    let middle = seed.sprout("middle.img");
-    let fs = opened(&seed.with(&middle));
-    fill(&fs, 1);
-    close(fs);
-    let both = seed.with(&middle);
-    make_seed(&both);
-    let before = std::fs::read(&middle).unwrap();
-    let top = seed.add_image("top.img");
-    let fs = Fs::open(open(&both), MountOptions::default()).unwrap();
-    assert!(fs.is_seed());
-    fs.make_sprout(open_device(&top), &Job::new()).unwrap();
-    close(fs);
-    let all: Vec<PathBuf> = std::iter::once(top.clone()).chain(both).collect();
-    let fs = opened(&all);
-    verify(&fs, 1);
-    fill(&fs, 2);
-    close(fs);
-    seed.judge(&all, 2, |point| std::fs::write(point.join("new"), b"new").unwrap());
-    let fs = opened(&all);
-    fs.remove_devices(&[DevId(1), DevId(2)], &Job::new()).unwrap();
-    verify(&fs, 1);
-    verify(&fs, 2);
-    close(fs);
-    seed.judge(&[top], 2, |_| {});
-    assert!(std::fs::read(&middle).unwrap() == before);
-    seed.check_untouched();
+    for by_linux in [false, true] {
+        eprintln!("by Linux: {by_linux}");
+        let mut seed = Seed::new(("single", "dup", 1));
+        let middle = seed.sprout("middle.img");
+        let fs = opened(&seed.with(&middle));
+        fill(&fs, 1);
+        close(fs);
+        let both = seed.with(&middle);
+        if by_linux {
+            make_seed(&both);
+        } else {
+            let tuning = Tuning { fsid: None, seeding: Some(true), features: Incompat::empty() };
+            let alone = tune(&open(std::slice::from_ref(&middle)), &tuning);
+            assert!(alone.unwrap_err().to_string().contains("1 of the 2 devices"), "I3 of `tune`");
+            tune(&open(&both), &tuning).unwrap();
+        }
+        let before = std::fs::read(&middle).unwrap();
+        let top = seed.add_image("top.img");
+        let fs = Fs::open(open(&both), MountOptions::default()).unwrap();
+        assert!(fs.is_seed());
+        fs.make_sprout(open_device(&top), &Job::new()).unwrap();
+        close(fs);
+        let found: BTreeSet<PathBuf> = find_devices(&[&top]).unwrap().found.into_iter().collect();
+        assert_eq!(found, both.iter().cloned().collect());
+        let all: Vec<PathBuf> = std::iter::once(top.clone()).chain(both).collect();
+        let fs = opened(&all);
+        verify(&fs, 1);
+        fill(&fs, 2);
+        close(fs);
+        seed.judge(&all, 2, |point| std::fs::write(point.join("new"), b"new").unwrap());
+        let fs = opened(&all);
+        fs.remove_devices(&[DevId(1), DevId(2)], &Job::new()).unwrap();
+        verify(&fs, 1);
+        verify(&fs, 2);
+        close(fs);
+        seed.judge(&[top], 2, |_| {});
+        assert!(std::fs::read(&middle).unwrap() == before);
+        seed.check_untouched();
+    }
 }
 
 #[test]

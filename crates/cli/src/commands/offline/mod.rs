@@ -42,7 +42,7 @@ pub(crate) use ubtrfs_archive::walk::{
 };
 use ubtrfs_control::{Channel, ImageWork};
 use ubtrfs_device::{Access, Device, FileDevice, OpenError, find_members, is_seed, lock_order};
-use ubtrfs_fs::{Attr, DeviceSummary, Fs, InodeId, MemberState, MountOptions, Rescue, mode};
+use ubtrfs_fs::{Attr, DeviceSummary, Fs, InodeId, MemberState, MountOptions, Rescue, find_devices, mode};
 
 use super::committed::refuse_foreign;
 use super::place::{await_server, find_own, is_in_mount, is_same_file, refuse_names_of_others};
@@ -267,7 +267,7 @@ pub(crate) fn with_members(given: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
         refuse_names_of_others(path)?;
     }
     let paths: Vec<&Path> = given.iter().map(PathBuf::as_path).collect();
-    let members = find_members(&paths).context("cannot tell the devices of the filesystem apart")?;
+    let members = find_devices(&paths).context("cannot tell the devices of the filesystem apart")?;
     members.left_out.iter().for_each(|device| warn(&device.to_string()));
     Ok(given.iter().cloned().chain(members.found).collect())
 }
