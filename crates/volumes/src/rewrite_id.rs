@@ -46,7 +46,7 @@ impl IdRewrite {
     /// does not allow the change; [`Error::Io`].
     pub fn look(devices: &[Arc<dyn Device>], fsid: Option<Uuid>) -> Result<Self> {
         let superblocks = superblocks_of(devices)?;
-        check_together(&superblocks, devices, flags::CHANGING_FSID)?;
+        check_together(&superblocks, devices, 0, flags::CHANGING_FSID)?;
         let interrupted = superblocks.iter().find(|superblock| superblock.flags & flags::CHANGING_FSID != 0);
         let begun = interrupted.map(|superblock| superblock.fsid);
         let has_changed_id = |superblock: &Superblock| superblock.incompat().contains(Incompat::METADATA_UUID);

@@ -50,14 +50,19 @@ impl FoundSeed {
     }
 }
 
-/// Takes the devices of seeds out of the given ones. If all are of seeds, those with the most devices are the filesystem: a
-/// seed may build on another one.
+/// Tells which of some superblocks are of seeds on which the filesystem of the others builds. If all are of seeds, those with
+/// the most devices are the filesystem: a seed may build on another one.
+pub(crate) fn are_of_seeds<'s>(superblocks: impl Iterator<Item = &'s Superblock> + Clone) -> Vec<bool> {
+    let is_seed = |superblock: &Superblock| superblock.flags & flags::SEEDING != 0;
+    let top = superblocks.clone().max_by_key(|superblock| (!is_seed(superblock), superblock.num_devices));
+    superblocks.map(|own| is_seed(own) && top.is_some_and(|top| own.fsid != top.fsid)).collect()
+}
+
+/// Takes the devices of seeds out of the given ones.
 pub(crate) fn take_seeds(given: &mut Vec<(Found, Arc<dyn Device>)>) -> Vec<FoundSeed> {
-    let is_seed = |found: &Found| found.superblock.flags & flags::SEEDING != 0;
-    let top = given.iter().max_by_key(|(found, _)| (!is_seed(found), found.superblock.num_devices));
-    let Some(top) = top.map(|(found, _)| found.superblock.fsid) else { return Vec::new() };
+    let mut are_of_seeds = are_of_seeds(given.iter().map(|(found, _)| &found.superblock)).into_iter();
     let (seeds, own): (Vec<_>, Vec<_>) =
-        std::mem::take(given).into_iter().partition(|(found, _)| is_seed(found) && found.superblock.fsid != top);
+        std::mem::take(given).into_iter().partition(|_| are_of_seeds.next().unwrap_or(false));
     *given = own;
     seeds.into_iter().map(|(found, device)| FoundSeed { superblock: found.superblock, device }).collect()
 }

@@ -12,7 +12,8 @@
 //!   place: a device of which only a mirror is left may belong to something else now. Otherwise nothing is written.
 //! - I2. After an interruption, the same change, or another one of the id, brings all devices to one id again: either each
 //!   device has the flag or its final superblock, and both are accepted here.
-//! - I3. A log belongs to the last commit, so it stays valid. A seed must not have one, because a mount would replay it.
+//! - I3. A filesystem on a seed may be tuned. The devices of the seed are given too, are counted, and are not written.
+//! - I4. A log belongs to the last commit, so it stays valid. A seed must not have one, because a mount would replay it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::superblock::{Incompat, SUPERBLOCK_OFFSETS, Superblock, flags};
 use uuid::Uuid;
 
+use crate::seed::are_of_seeds;
 use crate::superblock::{find, fits, write_copy};
 use crate::twin::unfinished_replacement;
 
@@ -39,7 +41,8 @@ pub struct Tuning {
 /// Features that may be set when the filesystem exists, because old and new forms of items stand side by side.
 pub const TUNABLE: Incompat = Incompat::EXTENDED_IREF.union(Incompat::SKINNY_METADATA).union(Incompat::NO_HOLES);
 
-/// Changes all devices of a filesystem durably. The devices must be opened for writing.
+/// Changes all devices of a filesystem durably. The devices must be opened for writing, but for those of a seed on which the
+/// filesystem builds.
 ///
 /// # Errors
 ///
@@ -47,7 +50,11 @@ pub const TUNABLE: Incompat = Incompat::EXTENDED_IREF.union(Incompat::SKINNY_MET
 /// conversion of another kind was interrupted, or if the change is not possible; [`Error::Io`].
 pub fn tune(devices: &[Arc<dyn Device>], tuning: &Tuning) -> Result<()> {
     let found = superblocks_of(devices)?;
-    check_together(&found, devices, flags::CHANGING_FSID_V2)?;
+    let of_seeds = are_of_seeds(found.iter());
+    let (of_seeds, own): (Vec<_>, Vec<_>) = devices.iter().zip(found).zip(of_seeds).partition(|(_, of_seed)| *of_seed);
+    let (devices, found): (Vec<_>, Vec<_>) =
+        own.into_iter().map(|((device, superblock), _)| (Arc::clone(device), superblock)).unzip();
+    check_together(&found, &devices, of_seeds.len(), flags::CHANGING_FSID_V2)?;
     check_possible(&found, tuning)?;
     if tuning.fsid.is_some() && devices.len() > 1 {
         for (device, superblock) in devices.iter().zip(&found) {
@@ -124,8 +131,13 @@ fn changed(superblock: &Superblock, tuning: &Tuning) -> Superblock {
     new
 }
 
-/// Checks I1. `change` is the flag of an interrupted change that may go on.
-pub(crate) fn check_together(found: &[Superblock], devices: &[Arc<dyn Device>], change: u64) -> Result<()> {
+/// Checks I1. `nr_of_seeds` more devices are of seeds. `change` is the flag of an interrupted change that may go on.
+pub(crate) fn check_together(
+    found: &[Superblock],
+    devices: &[Arc<dyn Device>],
+    nr_of_seeds: usize,
+    change: u64,
+) -> Result<()> {
     let refuse = |what: String, hint: &'static str| Err(Error::Refused { what, hint });
     let Some(first) = found.first() else {
         return refuse("no device was given".to_owned(), "give at least one device");
@@ -166,8 +178,9 @@ pub(crate) fn check_together(found: &[Superblock], devices: &[Arc<dyn Device>], 
             "give each device once",
         );
     }
-    if first.num_devices != found.len() as u64 {
-        let what = format!("{} of the {} devices of the filesystem were given", found.len(), first.num_devices);
+    let nr_given = found.len().saturating_add(nr_of_seeds);
+    if first.num_devices != nr_given as u64 {
+        let what = format!("{nr_given} of the {} devices of the filesystem were given", first.num_devices);
         return refuse(what, "give all devices of the filesystem");
     }
     Ok(())

@@ -8,13 +8,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use ubtrfs_device::{Access, Device};
+use ubtrfs_device::{Access, Device, is_seed};
 use ubtrfs_format::item::DevReplaceItem;
 use ubtrfs_format::superblock::Incompat;
 use ubtrfs_fs::{Fs, MountOptions, rewrite_id};
 use ubtrfs_volumes::{Tuning, tune, unfinished_replacement};
 use uuid::Uuid;
 
+use super::device::superblock_of;
 use super::offline::{open_device, with_members};
 use crate::common::{Shown, is_confirmed, print_out, warn};
 use crate::job::with_progress_in_bytes;
@@ -53,6 +54,19 @@ pub(crate) struct Args {
     /// Do not ask before a dangerous change
     #[arg(short = 'f')]
     force: bool,
+}
+
+/// Opens all devices of the filesystem, those of a seed on which it builds only for reading: others may use them.
+fn opened(given: &[PathBuf]) -> anyhow::Result<Vec<Arc<dyn Device>>> {
+    let mut own = None;
+    let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+    for path in with_members(given)? {
+        let fsid = superblock_of(&path)?.fsid;
+        let is_of_seed = is_seed(&path) && *own.get_or_insert(fsid) != fsid;
+        let access = if is_of_seed { Access::ReadOnly } else { Access::ReadWrite };
+        devices.push(Arc::new(open_device(&path, access)?));
+    }
+    Ok(devices)
 }
 
 /// The options that do not stand beside a change of all blocks.
@@ -122,10 +136,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if !is_rewrite && tuning.fsid.is_none() && tuning.seeding.is_none() && tuning.features.is_empty() {
         bail!("at least one option should be specified: -m, -M, -u, -U, -S, -r, -x or -n");
     }
-    let devices = with_members(&args.devices)?
-        .iter()
-        .map(|path| Ok(Arc::new(open_device(path, Access::ReadWrite)?) as Arc<dyn Device>))
-        .collect::<anyhow::Result<Vec<_>>>()?;
+    let devices = opened(&args.devices)?;
     if tuning.seeding == Some(false) && !args.force {
         warn("this is dangerous, clearing the seeding flag may cause the derived device not to be mountable!");
         let question = "We are going to clear the seeding flag, are you sure? [y/N]:";
