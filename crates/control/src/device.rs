@@ -59,8 +59,11 @@ pub enum Request {
     CancelRemoval,
     /// Returns the error counters of all devices: [`Response::Stats`].
     Stats,
-    /// Sets the error counters of all devices to 0, and returns the counters before: [`Response::Stats`].
-    ResetStats,
+    /// Sets the error counters of all devices, or of one, to 0, and returns the counters before: [`Response::Stats`].
+    ResetStats {
+        /// The only device.
+        devid: Option<u64>,
+    },
 }
 
 /// A device that is to join the filesystem, or to take the place of another one.
@@ -169,7 +172,7 @@ impl Request {
 
     /// See [`crate::Request::changes`].
     pub(crate) fn changes(&self) -> bool {
-        self.is_long() || *self == Self::ResetStats
+        self.is_long() || matches!(self, Self::ResetStats { .. })
     }
 }
 
@@ -185,7 +188,10 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
         Request::Remove { devids } => remove(context, &devids),
         Request::CancelRemoval => Ok(context.fs.cancel_removal().map(|()| Response::Cancelled)?),
         Request::Stats => Ok(Response::Stats(stats(context, context.fs.device_stats()))),
-        Request::ResetStats => Ok(Response::Stats(stats(context, context.fs.reset_device_stats()?))),
+        Request::ResetStats { devid } => {
+            let of = devid.map(|devid| known(context, devid)).transpose()?;
+            Ok(Response::Stats(stats(context, context.fs.reset_device_stats(of)?)))
+        }
     }
 }
 

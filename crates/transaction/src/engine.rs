@@ -591,9 +591,9 @@ impl Engine {
     }
 
     /// Sets the error counters of all devices to 0, durable on return. Returns the counters before.
-    pub fn reset_device_stats(&self) -> Result<Vec<(DevId, DevStatsItem)>> {
+    pub fn reset_device_stats(&self, of: Option<DevId>) -> Result<Vec<(DevId, DevStatsItem)>> {
         self.check_writable()?;
-        let before = self.volumes.reset_stats();
+        let before = self.volumes.reset_stats(of);
         self.commit()?;
         Ok(before)
     }

@@ -595,10 +595,11 @@ impl Volumes {
         }
     }
 
-    /// Sets the error counters of all devices to 0, and returns the counters before.
-    pub fn reset_stats(&self) -> Vec<(DevId, DevStatsItem)> {
+    /// Sets the error counters of all devices, or of one, to 0, and returns the counters before.
+    pub fn reset_stats(&self, of: Option<DevId>) -> Vec<(DevId, DevStatsItem)> {
         let devices = self.devices.read();
-        devices.iter().map(|(&devid, member)| (DevId(devid), member.reset_stats())).collect()
+        let wanted = devices.iter().filter(|(devid, _)| of.is_none_or(|of| of.0 == **devid));
+        wanted.map(|(&devid, member)| (DevId(devid), member.reset_stats())).collect()
     }
 
     /// Whether any device supports discards.

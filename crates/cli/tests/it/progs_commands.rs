@@ -302,3 +302,43 @@ fn filesystems_of_both_programs_are_shown() {
     let stderr = String::from_utf8_lossy(&none.stderr).into_owned();
     assert!(stderr.contains("ERROR: not a valid btrfs filesystem: no such label\n"), "{stderr}");
 }
+
+#[test]
+fn error_counters_of_a_named_device_are_its_own() {
+    if !capability::fuse() {
+        return;
+    }
+    let links = links();
+    let at = |name: &str| text(&links.path().join(name));
+    let [one, two, m] = ["one.img", "two.img", "m"].map(at);
+    let mut content = vec![b'-'; 8 << 20];
+    content[..8].copy_from_slice(b"the file");
+    fs::write(at("file"), &content).unwrap();
+    for image in [&one, &two] {
+        fs::File::create(image).unwrap().set_len(256 << 20).unwrap();
+    }
+    ok(ubtrfs(["mkfs", "-q", "-d", "raid1", "-m", "raid1", &one, &two]));
+    ok(ubtrfs(["cp", &at("file"), &format!("{one}:/file")]));
+    // Each device loses another block of the file.
+    for (image, block) in [(&one, 0), (&two, 1)] {
+        let mut bytes = fs::read(image).unwrap();
+        let begin = (0..bytes.len()).step_by(4096).find(|&at| bytes[at..].starts_with(b"the file")).unwrap();
+        bytes[begin + block * 4096..][100..110].fill(0);
+        fs::write(image, &bytes).unwrap();
+    }
+    fs::create_dir(&m).unwrap();
+    ok(ubtrfs(["mount", &one, &m]));
+    ubtrfs(["scrub", "start", "-B", &m]);
+    let stats = |words: &[&str]| ok(Command::new(at("btrfs")).args(["device", "stats"]).args(words).output().unwrap());
+    let errors = |text: &str, device: &str| {
+        let line = text.lines().find(|line| line.starts_with(&format!("[{device}].corruption_errs")));
+        line.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
+    };
+    let both = stats(&[&m]);
+    assert!(errors(&both, &one) > Some(0) && errors(&both, &two) > Some(0), "{both}");
+    let of_one = stats(&["-z", &one]);
+    assert_eq!((errors(&of_one, &one), errors(&of_one, &two)), (errors(&both, &one), None), "{of_one}");
+    let after = stats(&[&m]);
+    assert_eq!((errors(&after, &one), errors(&after, &two)), (Some(0), errors(&both, &two)), "{after}");
+    ok(ubtrfs(["umount", &m]));
+}

@@ -164,7 +164,7 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (Request::Join(join::Request::Mounts), &["/"], admins),
         (Request::Device(device::Request::Stats), &["/"], everyone),
         (Request::Device(device::Request::MinSize { devid: 1 }), &["/"], admins),
-        (Request::Device(device::Request::ResetStats), &["/"], admins),
+        (Request::Device(device::Request::ResetStats { devid: None }), &["/"], admins),
         (Request::Device(device::Request::CancelResize), &["/"], [NOTCONN, NOTCONN, PERM, PERM, PERM]),
         // Nothing is opened before the rights are checked; then the new device does not exist.
         (Request::Device(device::Request::Add(no_device())), &["/"], [INVAL, INVAL, PERM, PERM, PERM]),

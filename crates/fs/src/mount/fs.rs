@@ -233,10 +233,10 @@ impl Fs {
         self.engine.device_stats()
     }
 
-    /// Sets the error counters of the devices to 0, durable on return. Returns the counters before.
-    pub fn reset_device_stats(&self) -> Result<Vec<(DevId, DevStatsItem)>> {
+    /// Sets the error counters of all devices, or of one, to 0, durable on return. Returns the counters before.
+    pub fn reset_device_stats(&self, of: Option<DevId>) -> Result<Vec<(DevId, DevStatsItem)>> {
         self.context.check_mounted_writable()?;
-        Ok(self.engine.reset_device_stats()?)
+        Ok(self.engine.reset_device_stats(of)?)
     }
 
     /// Writes out all data and commits (I1); does nothing on a read-only mount. Fails if some data cannot be written;

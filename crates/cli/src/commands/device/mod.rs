@@ -175,16 +175,28 @@ pub(crate) fn superblock_of(path: &Path) -> anyhow::Result<Superblock> {
 }
 
 fn stats(args: StatsArgs) -> anyhow::Result<ExitCode> {
-    let target = args.of.path.or_image().or_its_mount();
-    let (request, usage, what) = match args.reset {
-        true => (Request::ResetStats, Use::Write, "reset"),
-        false => (Request::Stats, Use::Read, "read"),
+    let given = args.of.path.or_image();
+    let device = match &given {
+        Target::Image(at) if is_progs() && at.names().is_empty() => std::fs::canonicalize(&at.image).ok(),
+        _ => None,
     };
+    let target = given.or_its_mount();
+    let (usage, what) = if args.reset { (Use::Write, "reset") } else { (Use::Read, "read") };
     let stats = with_channel(&target, &args.of.image, usage, |channel| {
-        let done = channel.call(ubtrfs_control::Request::Device(request), &[]);
-        match done.map_err(|failure| anyhow!("cannot {what} the error counters of {target}: {failure}"))? {
-            AnyResponse::Device(Response::Stats(stats)) => Ok(stats),
-            _ => Err(unexpected(&target)),
+        let call = |request| {
+            let done = channel.call(ubtrfs_control::Request::Device(request), &[]);
+            match done.map_err(|failure| anyhow!("cannot {what} the error counters of {target}: {failure}"))? {
+                AnyResponse::Device(Response::Stats(stats)) => Ok(stats),
+                _ => Err(unexpected(&target)),
+            }
+        };
+        let all = call(Request::Stats)?;
+        // As btrfs-progs, a device stands for itself, and a path for all devices.
+        let one = all.iter().find(|stats| device.is_some() && stats.path.as_ref().map(PathBuf::from) == device);
+        let devid = one.map(|stats| stats.devid);
+        match args.reset {
+            true => call(Request::ResetStats { devid }),
+            false => Ok(all.into_iter().filter(|stats| devid.is_none_or(|devid| stats.devid == devid)).collect()),
         }
     })?;
     match (args.json, args.table) {
