@@ -93,6 +93,7 @@ enum Command {
     Getfattr(commands::offline::xattr::GetArgs),
     Setfattr(commands::offline::xattr::SetArgs),
     Find(commands::offline::find::Args),
+    Diff(commands::offline::diff::Args),
 }
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
@@ -134,6 +135,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Getfattr(args) => commands::offline::xattr::run_get(args),
         Command::Setfattr(args) => commands::offline::xattr::run_set(args),
         Command::Find(args) => commands::offline::find::run(args),
+        Command::Diff(args) => Ok(commands::offline::diff::run(&args)),
     }
 }
 

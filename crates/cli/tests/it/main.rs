@@ -13,6 +13,7 @@ mod common;
 mod copy_as_cp;
 mod deep_directories;
 mod devices;
+mod diff;
 mod differential;
 mod fiemap;
 mod filesystem;

@@ -52,7 +52,7 @@ fn full_device(dir: &Path) -> PathBuf {
 }
 
 /// Command lines. The second value tells whether the command prints a result, so that it must fail if stdout is lost.
-const LINES: [(&str, bool); 119] = [
+const LINES: [(&str, bool); 121] = [
     ("--help", true),
     ("--version", true),
     ("help", true),
@@ -101,6 +101,8 @@ const LINES: [(&str, bool); 119] = [
     ("find a.img", true),
     ("find --json a.img:/ --type f", true),
     ("find --print0 a.img:/missing a.img:/d", true),
+    ("diff a.img:/ a.img:/d", true),
+    ("diff --json a.img:/ a.img:/d", true),
     ("subvolume create a.img:/s", true),
     ("subvolume snapshot a.img:/ a.img:/t", true),
     ("subvolume delete a.img:/d", false),

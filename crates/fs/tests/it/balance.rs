@@ -491,7 +491,7 @@ fn crashes_of_a_balance_in_linux() -> (Vec<TreeEntry>, Vec<tempfile::NamedTempFi
     mount.enable_quota().unwrap();
     let before = walk_path(mount.path()).unwrap();
     let (mut copies, mut nr_with, mut nr_without) = (Vec::new(), 0, 0);
-    let nr_wanted = std::env::var("UBTRFS_ROUNDS").map_or(3, |rounds| rounds.parse().unwrap());
+    let nr_wanted = std::env::var("UBTRFS_ROUNDS").map_or(2, |rounds| rounds.parse().unwrap());
     for _ in 0..12 {
         if nr_with >= nr_wanted && nr_without > 0 {
             break;
@@ -511,7 +511,7 @@ fn crashes_of_a_balance_in_linux() -> (Vec<TreeEntry>, Vec<tempfile::NamedTempFi
                         nr_with += 1;
                         copies.push(copy);
                     }
-                } else if nr_without < 4 && nr_root_items(copy.path(), "BALANCE") > 0 {
+                } else if nr_without < 2 && nr_root_items(copy.path(), "BALANCE") > 0 {
                     nr_without += 1;
                     copies.push(copy);
                 }

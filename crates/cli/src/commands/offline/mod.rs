@@ -13,6 +13,7 @@
 
 pub(crate) mod attributes;
 pub(crate) mod copy;
+pub(crate) mod diff;
 pub(crate) mod edit;
 pub(crate) mod export;
 pub(crate) mod find;
