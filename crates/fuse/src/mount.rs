@@ -405,33 +405,6 @@ impl Mounted {
         self.info.options.iter().any(|shown| shown == option)
     }
 
-    /// The device, as the mount table names it.
-    pub fn source(&self) -> PathBuf {
-        PathBuf::from(&self.info.source)
-    }
-
-    /// Where the filesystem is mounted, too.
-    pub fn others(&self) -> Vec<PathBuf> {
-        crate::remaining_mounts::others(&self.info).into_iter().map(|other| other.dir).collect()
-    }
-
-    /// Fails if another device is mounted.
-    ///
-    /// # Errors
-    ///
-    /// [`MountError::OtherDevice`].
-    pub fn check_source(&self, device: &Path) -> Result<(), MountError> {
-        let same_file = || std::fs::canonicalize(device).is_ok_and(|full| full.as_os_str() == self.info.source);
-        if device.as_os_str() == self.info.source || same_file() {
-            return Ok(());
-        }
-        Err(MountError::OtherDevice {
-            dir: self.dir.display().to_string(),
-            mounted: other_user::harmless(&Path::new(&self.info.source).display().to_string()),
-            given: device.display().to_string(),
-        })
-    }
-
     /// Changes the flags of the mount to those of `config`, as `mount -o remount` does. The server's own settings stay
     /// unchanged.
     ///
@@ -439,7 +412,14 @@ impl Mounted {
     ///
     /// Fails if another device is mounted, or if the kernel refuses the change.
     pub fn remount(&self, device: &Path) -> Result<(), MountError> {
-        self.check_source(device)?;
+        let same_file = || std::fs::canonicalize(device).is_ok_and(|full| full.as_os_str() == self.info.source);
+        if device.as_os_str() != self.info.source && !same_file() {
+            return Err(MountError::OtherDevice {
+                dir: self.dir.display().to_string(),
+                mounted: other_user::harmless(&Path::new(&self.info.source).display().to_string()),
+                given: device.display().to_string(),
+            });
+        }
         let failed = |source: io::Error| MountError::Mount { dir: self.dir.display().to_string(), source };
         // Q3 of `other_user.rs`
         let point = other_user::MountPoint::open(&self.info).map_err(failed)?;

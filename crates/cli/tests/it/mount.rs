@@ -542,29 +542,17 @@ fn remounting_read_only_and_back() {
 }
 
 #[test]
-fn a_mount_that_was_opened_read_only_becomes_writable_when_nothing_uses_it() {
+fn a_mount_that_was_opened_read_only_does_not_become_writable() {
     if !ready() {
         return;
     }
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
-    let mount = Mount::new(image.path(), &["-o", "ro,noatime,compress=zstd", "--memory=200M"]);
+    let mount = Mount::new(image.path(), &["-o", "ro"]);
     let words = ["mount".as_ref(), "-o".as_ref(), "remount,rw".as_ref(), image.path().as_os_str()];
-    let remount = || ubtrfs(words.into_iter().chain([mount.path().as_os_str()]));
-    let user = fs::File::open(mount.path()).unwrap();
-    assert_one_line(&remount(), &["opened read-only", "is in use", "unmount and mount it"]);
-    drop(user);
+    let output = ubtrfs(words.into_iter().chain([mount.path().as_os_str()]));
+    assert_one_line(&output, &["opened read-only", "without ro"]);
     assert_eq!(fs::write(mount.join("a"), b"a").unwrap_err().raw_os_error(), Some(Errno::ROFS.raw_os_error()));
-    ok(&remount());
-    fs::write(mount.join("a"), b"a").unwrap();
-    let table = fs::read_to_string("/proc/mounts").unwrap();
-    let line = table.lines().find(|line| line.contains(mount.path().to_str().unwrap())).unwrap();
-    assert!(line.contains(" rw,") && line.contains("noatime"), "{line}");
-    // It has its other options, too.
-    let words =
-        ["mount".as_ref(), "-o".as_ref(), "remount,compress=zstd,memory=200M".as_ref(), image.path().as_os_str()];
-    ok(&ubtrfs(words.into_iter().chain([mount.path().as_os_str()])));
     mount.umount();
-    btrfs_check(image.path()).unwrap();
 }
 
 #[test]

@@ -13,15 +13,13 @@ use ubtrfs_control::resolve::PathBytes;
 use ubtrfs_control::{Channel, ImageId, ImageWork};
 use ubtrfs_device::{Device, FileDevice, is_seed, loop_file};
 use ubtrfs_format::print::insert_name;
-use ubtrfs_fuse::Mounted;
 
 use super::remove::is_same_device;
 use super::{filesystem_of, unexpected};
-use crate::commands::mount::MountAgain;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, find_own, with_channel};
 use crate::commands::served::with_served;
-use crate::common::{Shown, format_size, print_json, print_out, warn};
+use crate::common::{Shown, format_size, print_json, print_out};
 use crate::job::with_progress_in_bytes;
 use crate::progs::is_progs;
 
@@ -30,8 +28,7 @@ use crate::progs::is_progs;
 /// Everything on the devices is lost. The new space is used for new block groups; to spread what the filesystem has
 /// already, run: ubtrfs balance start PATH
 ///
-/// A seed stays as it is: the device becomes a new filesystem on it. If the seed is mounted and nothing uses the mount, the new
-/// filesystem takes its place, read-only until: mount -o remount,rw DIR
+/// A seed stays as it is: the device becomes a new filesystem on it, which is mounted by the new device.
 #[derive(clap::Args)]
 pub(super) struct AddArgs {
     /// The block devices or image files, then a directory in the mount, or an image that is not mounted. A new image file
@@ -61,16 +58,14 @@ pub(super) fn run(args: &AddArgs) -> anyhow::Result<ExitCode> {
             bail!("{} is given twice", device.shown());
         }
     }
-    let mut sprout = None;
     let work = |channel: &Channel<'_>| {
         let mut added = Vec::new();
         for (index, path) in devices.iter().enumerate() {
-            let (value, made) = add(args, channel, &target, path)?;
+            let (value, is_sprout) = add(args, channel, &target, path)?;
             added.push(value);
-            if let Some(next) = devices.get(index.saturating_add(1)).filter(|_| made.is_some()) {
+            if let Some(next) = devices.get(index.saturating_add(1)).filter(|_| is_sprout) {
                 bail!("{} was not added to the seed; add it to the new filesystem on {}", next.shown(), path.shown());
             }
-            sprout = made.map(|text| (path, text));
         }
         Ok(added)
     };
@@ -79,13 +74,6 @@ pub(super) fn run(args: &AddArgs) -> anyhow::Result<ExitCode> {
         Target::Image(at) if is_seed(&at.image) => with_channel(&target, &args.image, Use::Read, work),
         _ => with_served(&target, &args.image, ImageWork::Removal, work),
     }?;
-    if let Some((path, text)) = sprout {
-        // The mount is in use as long as there is a channel to its server.
-        let next = in_place_of_seed(&target, path);
-        if !args.json && !is_progs() {
-            print_out(&format!("{text}; {next}\n"))?;
-        }
-    }
     match args.json {
         true => print_json(&added.into()),
         false => Ok(()),
@@ -102,14 +90,13 @@ fn holding_filesystem(file: &File) -> Option<u64> {
     }
 }
 
-/// Adds a device, tells so, and returns the facts about it. If it is a new filesystem on a seed, also returns a text that tells
-/// so.
+/// Adds a device, tells so, and returns the facts about it, and whether it is a new filesystem on a seed.
 fn add(
     args: &AddArgs,
     channel: &Channel<'_>,
     target: &Target,
     path: &Path,
-) -> anyhow::Result<(serde_json::Value, Option<String>)> {
+) -> anyhow::Result<(serde_json::Value, bool)> {
     let (new, size_bytes) = new_device(path, target, args.force, args.nodiscard)?;
     let full = new.path.0.clone();
     let request = Request::Add(new);
@@ -123,37 +110,22 @@ fn add(
         _ => return Err(unexpected(target)),
     };
     let (shown, size) = (path.shown(), format_size(size_bytes));
+    let text = match fsid {
+        None => format!("{shown} is device {devid} now, with {size}\n"),
+        Some(fsid) => format!(
+            "{shown} is device {devid} of the new filesystem {fsid} on the seed, with {size}; to write, mount it: ubtrfs mount {shown} DIR\n"
+        ),
+    };
     tell_of_discard(path, size_bytes, args.nodiscard)?;
-    if fsid.is_none() && !args.json && !is_progs() {
-        print_out(&format!("{shown} is device {devid} now, with {size}\n"))?;
+    if !args.json && !is_progs() {
+        print_out(&text)?;
     }
     let mut value = json!({ "devid": devid, "size_bytes": size_bytes });
     if let Some(fsid) = fsid {
         value["fsid"] = json!(fsid);
     }
     insert_name(&mut value, "path", &full);
-    let text =
-        fsid.map(|fsid| format!("{shown} is device {devid} of the new filesystem {fsid} on the seed, with {size}"));
-    Ok((value, text))
-}
-
-/// Mounts a new filesystem in place of the seed on which it was made, and tells the next step.
-fn in_place_of_seed(target: &Target, device: &Path) -> String {
-    let full = std::fs::canonicalize(device).unwrap_or_else(|_| device.to_owned());
-    let device = device.shown();
-    let Target::Mounted(path) = target else { return format!("to write, mount it: ubtrfs mount {device} DIR") };
-    let mounted = || {
-        let (dir, _) = ubtrfs_fuse::holding_mount(path).with_context(|| format!("{} is not mounted", path.shown()))?;
-        MountAgain::look(&Mounted::find(&dir)?)?.by_device(&full)?;
-        anyhow::Ok(dir)
-    };
-    match mounted() {
-        Ok(dir) => format!("to write, run: mount -o remount,rw {}", dir.shown()),
-        Err(error) => {
-            warn(&format!("the seed stays mounted: {error:#}"));
-            format!("to write, mount it: ubtrfs mount {device} DIR")
-        }
-    }
+    Ok((value, fsid.is_some()))
 }
 
 /// Prints what btrfs-progs prints about the discard of a new device's content. Called when the server has taken the

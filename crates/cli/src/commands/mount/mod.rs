@@ -13,7 +13,6 @@
 //! C1. Problems with the mount point or FUSE are found before the image is opened, so the image stays untouched.
 //! C2. Exit status 0 means that the mount works. An error is printed once, by the process in which it happens.
 
-mod again;
 mod helper;
 mod join;
 pub mod option_list;
@@ -43,7 +42,6 @@ use crate::host_file::HostFile;
 use crate::logging;
 use crate::new_image::NewImage;
 
-pub(crate) use again::MountAgain;
 pub(crate) use helper::as_mount_helper;
 
 /// Mount a btrfs image or device on a directory
@@ -286,28 +284,17 @@ fn remount(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(uid) = mounted.other_user.filter(|_| becomes_writable) {
         bail!("user {uid} mounted {}; make it writable as that user", args.dir.shown());
     }
-    let was_opened_read_only = becomes_writable && is_served_read_only(&mounted.dir)?;
+    if becomes_writable && is_served_read_only(&mounted.dir)? {
+        bail!(
+            "{} was opened read-only and cannot become writable; unmount it and mount it again without ro",
+            args.dir.shown()
+        );
+    }
     if args.compress.is_some() || args.memory.is_some() || args.create.is_some() || args.timeline.is_some() {
         bail!("a remount changes only ro, rw and the flags of the mount point; unmount it and mount it again");
     }
-    if args.fake {
-        return Ok(ExitCode::SUCCESS);
-    }
-    if was_opened_read_only {
-        mounted.check_source(&args.device)?;
-        return made_writable(&mounted);
-    }
-    mounted.remount(&args.device)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Makes a mount writable whose server opened the filesystem for reading.
-fn made_writable(mounted: &Mounted) -> anyhow::Result<ExitCode> {
-    let cannot =
-        || format!("{} was opened read-only and cannot become writable while it is mounted", mounted.dir.shown());
-    MountAgain::look(mounted).and_then(|again| again.writable()).with_context(cannot)?;
-    if is_served_read_only(&mounted.dir)? {
-        bail!("{} cannot become writable", mounted.dir.shown());
+    if !args.fake {
+        mounted.remount(&args.device)?;
     }
     Ok(ExitCode::SUCCESS)
 }
