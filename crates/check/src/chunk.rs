@@ -101,25 +101,22 @@ impl<'a> Checker<'a> {
         }
         for member in self.array.members() {
             let own = &member.superblock.dev_item;
+            let item = self.device_extents.items.get(&own.devid.0);
+            if let Some((item, place)) = item.filter(|(item, _)| member.device.len_bytes() < item.total_bytes) {
+                let (have, wanted) = (member.device.len_bytes(), item.total_bytes);
+                let text = format!("device {} has {have} bytes, its item {wanted}", own.devid);
+                self.sink.report(Code::Device, *place, text);
+            }
             if member.is_seed {
                 continue;
             }
-            let Some((item, place)) = self.device_extents.items.get(&own.devid.0) else {
+            let Some((item, place)) = item else {
                 let text = format!("{} is device {}, which has no device item", member.device.describe(), own.devid);
                 self.sink.report(Code::Device, Place::tree(RootId::CHUNK_TREE), text);
                 continue;
             };
             if own.uuid != item.uuid {
                 let text = format!("device {} has the uuid {}, its item {}", own.devid, own.uuid, item.uuid);
-                self.sink.report(Code::Device, *place, text);
-            }
-            if member.device.len_bytes() < item.total_bytes {
-                let text = format!(
-                    "device {} has {} bytes, its item {}",
-                    own.devid,
-                    member.device.len_bytes(),
-                    item.total_bytes
-                );
                 self.sink.report(Code::Device, *place, text);
             }
             let is_current = member.superblock.generation == self.sb.generation;

@@ -177,7 +177,9 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
             [_] => members.found.extend(whole.into_iter().map(|member| member.path)),
         }
     }
-    // I9
+    // I9. A seed device that is named counts, and its copies do not.
+    let is_named = |seed: &Member| known.iter().any(|given| (given.fsid, given.devid) == (seed.fsid, seed.devid));
+    seeds.retain(|seed| !is_named(seed));
     let nr_found = members.found.len() as u64;
     if nr_known.saturating_add(nr_found) < first.nr_devices {
         let is_free = |seed: &Member| !known.iter().any(|own| !own.is_seed && own.devid == seed.devid);
@@ -187,6 +189,16 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
         members.seeds.extend(may_be_below.map(possible));
     }
     Ok(members)
+}
+
+/// The error for two seed devices that a filesystem could use (I4).
+pub fn ambiguous_seeds(one: &PossibleSeed, other: &PossibleSeed) -> io::Error {
+    let [first, second] = [one, other].map(|seed| escaped(seed.path.as_os_str().as_encoded_bytes()));
+    let what = format!("{first} and {second} are both seed device {} with UUID {}", one.devid, one.uuid);
+    io::Error::new(
+        io::ErrorKind::AlreadyExists,
+        format!("{what}; name the right one with -o device=, or move the copy elsewhere"),
+    )
 }
 
 /// Whether a path is a device of a seed filesystem, which is never written.

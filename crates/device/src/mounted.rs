@@ -261,13 +261,13 @@ pub fn lock_holders(path: &Path) -> Vec<u32> {
     lock_holder_pids(metadata.dev(), metadata.ino()).iter().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// Whether nobody has a lock on this image or device. A device that left the filesystem of a mount is still the source of the
-/// mount, and has no lock. Returns false if this user may not open it.
+/// Whether nobody has a lock on this image or device, not even one for reading. A device that left the filesystem of a mount is
+/// still the source of the mount, and has no lock. Returns false if this user may not open it.
 pub fn is_unlocked(path: &Path) -> bool {
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
     let Ok(file) = File::options().read(true).custom_flags(flags).open(path) else { return false };
     let is_device = file.metadata().is_ok_and(|found| found.is_file() || found.file_type().is_block_device());
-    is_device && rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_ok()
+    is_device && rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
 
 /// Whether a server of ubtrfs has locked this image or device, and has not told its `mount` command yet that the mount

@@ -11,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ubtrfs_device::{Device, FileDevice, FoundMembers, PossibleSeed, find_members};
+use ubtrfs_device::{Device, FileDevice, FoundMembers, PossibleSeed, ambiguous_seeds, find_members};
 use ubtrfs_error::Result;
 use ubtrfs_format::DevId;
 use ubtrfs_volumes::Volumes;
@@ -26,13 +26,19 @@ use crate::open::load_chunk_map;
 ///
 /// # Errors
 ///
-/// As for [`find_members`](ubtrfs_device::find_members).
+/// As for [`find_members`](ubtrfs_device::find_members); two devices are the same seed device.
 pub fn find_devices(given: &[&Path]) -> io::Result<FoundMembers> {
     let mut members = find_members(given)?;
     let possible = std::mem::take(&mut members.seeds);
     if !possible.is_empty() {
         let own: Vec<&Path> = given.iter().copied().chain(members.found.iter().map(PathBuf::as_path)).collect();
         let seeds = seeds_of(&own, possible);
+        for (index, seed) in seeds.iter().enumerate() {
+            let is_copy = |other: &&PossibleSeed| (other.devid, other.uuid) == (seed.devid, seed.uuid);
+            if let Some(other) = seeds.iter().take(index).find(is_copy) {
+                return Err(ambiguous_seeds(other, seed));
+            }
+        }
         members.found.extend(seeds.into_iter().map(|seed| seed.path));
     }
     Ok(members)

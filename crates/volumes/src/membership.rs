@@ -68,7 +68,7 @@ impl Membership {
         }
         let (targets, mut given): (Vec<_>, Vec<_>) =
             given.into_iter().partition(|(own, _)| own.superblock.is_replacement_target());
-        let seeds = take_seeds(&mut given);
+        let seeds = take_seeds(&mut given)?;
         leave_out_replaced(&mut given);
         let newest = given.iter().map(|(found, _)| found).max_by_key(|found| found.superblock.generation);
         let Some(newest) = newest.cloned() else {
@@ -233,16 +233,20 @@ fn check_member(own: &Superblock, newest: &Superblock, device: &dyn Device) -> R
     }
     let (wanted, have) = (own.dev_item.total_bytes, device.len_bytes());
     if have < wanted {
-        return Err(Error::Refused {
-            what: format!("{} is truncated: it has {have} bytes, and the filesystem needs {wanted}", device.describe()),
-            hint: if newest.num_devices > 1 {
-                GO_ON_WITHOUT
-            } else {
-                "restore the whole image; ubtrfs changed nothing"
-            },
-        });
+        let is_alone = newest.num_devices <= 1;
+        let hint = if is_alone { "restore the whole image; ubtrfs changed nothing" } else { GO_ON_WITHOUT };
+        return Err(truncated(device, wanted, hint));
     }
     Ok(())
+}
+
+/// The error for a device that is smaller than its device item says.
+pub(crate) fn truncated(device: &dyn Device, wanted: u64, hint: &'static str) -> Error {
+    let (name, have) = (device.describe(), device.len_bytes());
+    Error::Refused {
+        what: format!("{name} is truncated: it has {have} bytes, and the filesystem needs {wanted}"),
+        hint,
+    }
 }
 
 /// Leaves out devices in whose place others are (I6).
@@ -271,7 +275,7 @@ fn leave_out_replaced(given: &mut Vec<(Found, Arc<dyn Device>)>) {
 }
 
 /// Refuses a device with the id or the UUID of another one (I1).
-fn refuse_twins<'g>(
+pub(crate) fn refuse_twins<'g>(
     own: &Superblock,
     device: &dyn Device,
     others: impl Iterator<Item = &'g (Found, Arc<dyn Device>)>,

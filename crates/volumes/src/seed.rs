@@ -32,7 +32,7 @@ use uuid::Uuid;
 
 use crate::chunk_map::Chunk;
 use crate::member::{Member, MemberState};
-use crate::membership::Membership;
+use crate::membership::{Membership, refuse_twins};
 use crate::set::{OpenOptions, Volumes};
 use crate::superblock::Found;
 
@@ -59,12 +59,20 @@ pub(crate) fn are_of_seeds<'s>(superblocks: impl Iterator<Item = &'s Superblock>
 }
 
 /// Takes the devices of seeds out of the given ones.
-pub(crate) fn take_seeds(given: &mut Vec<(Found, Arc<dyn Device>)>) -> Vec<FoundSeed> {
+///
+/// # Errors
+///
+/// [`Error::Refused`] if two of them are the same device of one seed.
+pub(crate) fn take_seeds(given: &mut Vec<(Found, Arc<dyn Device>)>) -> Result<Vec<FoundSeed>> {
     let mut are_of_seeds = are_of_seeds(given.iter().map(|(found, _)| &found.superblock)).into_iter();
     let (seeds, own): (Vec<_>, Vec<_>) =
         std::mem::take(given).into_iter().partition(|_| are_of_seeds.next().unwrap_or(false));
     *given = own;
-    seeds.into_iter().map(|(found, device)| FoundSeed { superblock: found.superblock, device }).collect()
+    for (index, (found, device)) in seeds.iter().enumerate() {
+        let same = seeds.iter().take(index).filter(|(other, _)| other.superblock.fsid == found.superblock.fsid);
+        refuse_twins(&found.superblock, device.as_ref(), same)?;
+    }
+    Ok(seeds.into_iter().map(|(found, device)| FoundSeed { superblock: found.superblock, device }).collect())
 }
 
 impl Volumes {

@@ -509,6 +509,15 @@ impl Volumes {
         if known.fsid != item.fsid && self.interrupted_fsid() != Some(item.fsid) {
             return mismatch("fsid", item.fsid, known.fsid);
         }
+        if let Some(device) = member.device().filter(|device| device.len_bytes() < item.total_bytes)
+            && member.is_seed()
+        {
+            return Err(membership::truncated(
+                device.as_ref(),
+                item.total_bytes,
+                "restore the whole seed; ubtrfs changed nothing",
+            ));
+        }
         if member.device().is_some_and(|device| device.len_bytes() < item.total_bytes) {
             return wrong("total_bytes", "expected at most the device's size");
         }
