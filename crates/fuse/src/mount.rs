@@ -400,6 +400,11 @@ impl Mounted {
         Ok(Self { dir: full, config, other_user, info })
     }
 
+    /// The device, as the table of mounts names it.
+    pub fn source(&self) -> PathBuf {
+        PathBuf::from(&self.info.source)
+    }
+
     /// Whether /proc/mounts shows this option.
     pub fn shows(&self, option: &str) -> bool {
         self.info.options.iter().any(|shown| shown == option)

@@ -70,12 +70,24 @@ pub fn holding_mount(path: &Path) -> Option<(PathBuf, PathBuf)> {
     Some((found.dir, found.root))
 }
 
-/// The place where ubtrfs has mounted this image or device, if there is one.
+/// The place where ubtrfs has mounted this image or device, if there is one: the first of [`mount_points_of`].
 pub fn mount_point_of(image: &Path) -> Option<PathBuf> {
-    let full = std::fs::canonicalize(image).ok()?;
-    let mount = mounts().into_iter().find(|mount| mount.is_of_ubtrfs() && Path::new(&mount.source) == full)?;
-    // The device may have left the filesystem of the mount, or the server has ended.
-    (!ubtrfs_device::is_unlocked(&full)).then_some(mount.dir)
+    mount_points_of(image).into_iter().next()
+}
+
+/// Where this image or device may be mounted by ubtrfs, for root or this user, the latest mount first. The table of mounts
+/// names the device by which a filesystem was mounted, also after the device has left it. So the server of a mount decides
+/// whether it uses the device. Empty if nobody uses it.
+pub fn mount_points_of(image: &Path) -> Vec<PathBuf> {
+    let Ok(full) = std::fs::canonicalize(image) else { return Vec::new() };
+    let is_of =
+        |mount: &MountInfo| mount.is_of_ubtrfs() && Path::new(&mount.source) == full && other_user_of(mount).is_none();
+    let mut points: Vec<PathBuf> = mounts().into_iter().filter(is_of).map(|mount| mount.dir).collect();
+    if !points.is_empty() && ubtrfs_device::is_unlocked(&full) {
+        return Vec::new();
+    }
+    points.reverse();
+    points
 }
 
 /// The image or device that is mounted at a path in a mount of ubtrfs; `None` for another user's mount, because that user

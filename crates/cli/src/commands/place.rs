@@ -16,7 +16,9 @@ use ubtrfs_device::find_server;
 use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS};
 use ubtrfs_fuse::MountError;
 
-use super::offline::{ImageOptions, ImagePath, Use, child_path, join, lacks_slash, mount_of, os_string, with_image};
+use super::offline::{
+    ImageOptions, ImagePath, Use, child_path, join, lacks_slash, os_string, served_mount_of, with_image,
+};
 use crate::common::{Shown, calling_user, error_text};
 use crate::progs::is_progs;
 
@@ -76,8 +78,8 @@ impl Target {
     /// Takes the mount of an image that ubtrfs has mounted for the image itself, for commands on a whole filesystem.
     pub(crate) fn or_its_mount(self) -> Self {
         match &self {
-            Self::Image(at) if at.names().is_empty() => match mount_of(&at.image) {
-                Some(dir) if await_server(&dir).is_ok() && Channel::mount(&dir).is_ok() => Self::Mounted(dir),
+            Self::Image(at) if at.names().is_empty() => match served_mount_of(&at.image) {
+                Some(dir) if Channel::mount(&dir).is_ok() => Self::Mounted(dir),
                 _ => self,
             },
             _ => self,
