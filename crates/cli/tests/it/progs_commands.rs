@@ -338,6 +338,13 @@ fn error_counters_of_a_named_device_are_its_own() {
     assert!(errors(&both, &one) > Some(0) && errors(&both, &two) > Some(0), "{both}");
     let of_one = stats(&["-z", &one]);
     assert_eq!((errors(&of_one, &one), errors(&of_one, &two)), (errors(&both, &one), None), "{of_one}");
+    // Another name of a device is the device, and what is no device of the filesystem is refused.
+    fs::hard_link(&two, at("other name")).unwrap();
+    let of_two = stats(&[&at("other name")]);
+    assert_eq!((errors(&of_two, &one), errors(&of_two, &two)), (None, errors(&both, &two)), "{of_two}");
+    fs::copy(&two, at("copy")).unwrap();
+    let copy = Command::new(at("btrfs")).args(["device", "stats", "-z", &at("copy")]).output().unwrap();
+    assert!(!copy.status.success(), "{copy:?}");
     let after = stats(&[&m]);
     assert_eq!((errors(&after, &one), errors(&after, &two)), (Some(0), errors(&both, &two)), "{after}");
     ok(ubtrfs(["umount", &m]));

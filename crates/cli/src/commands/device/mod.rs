@@ -18,6 +18,7 @@ use ubtrfs_device::{Access, FileDevice, block_devices};
 use ubtrfs_format::print::escaped;
 use ubtrfs_format::superblock::{MAGIC, Superblock};
 
+use self::remove::is_same_device;
 use super::committed::first_superblock;
 use super::filesystem::{DeviceUsageArgs, device_usage};
 use super::offline::{Use, open_device, with_members};
@@ -192,8 +193,14 @@ fn stats(args: StatsArgs) -> anyhow::Result<ExitCode> {
         };
         let all = call(Request::Stats)?;
         // As btrfs-progs, a device stands for itself, and a path for all devices.
-        let one = all.iter().find(|stats| device.is_some() && stats.path.as_ref().map(PathBuf::from) == device);
-        let devid = one.map(|stats| stats.devid);
+        let devid = match &device {
+            Some(device) => {
+                let is_it = |path: &String| is_same_device(Path::new(path), device);
+                let one = all.iter().find(|stats| stats.path.as_ref().is_some_and(is_it));
+                Some(one.with_context(|| format!("{} is not a device of {target}", device.shown()))?.devid)
+            }
+            None => None,
+        };
         match args.reset {
             true => call(Request::ResetStats { devid }),
             false => Ok(all.into_iter().filter(|stats| devid.is_none_or(|devid| stats.devid == devid)).collect()),
