@@ -355,3 +355,22 @@ fn the_foreign_device_among_several_is_named() {
         refused(&ubtrfs(line), &[&foreign, "devices of one filesystem"]);
     }
 }
+
+#[test]
+fn a_remount_may_name_any_device() {
+    if !capability::fuse() {
+        return;
+    }
+    let Some(array) = Array::new() else { return };
+    fs::create_dir(array.path("m")).unwrap();
+    let m = array.at("m");
+    ok(ubtrfs(["mount", &array.at("a.img"), &m]));
+    for name in ["b.img", "a.img"] {
+        for how in ["remount,ro", "remount,rw"] {
+            ok(ubtrfs(["mount", "-o", how, &array.at(name), &m]));
+        }
+    }
+    fs::copy(array.path("b.img"), array.path("copy.img")).unwrap();
+    refused(&ubtrfs(["mount", "-o", "remount,ro", &array.at("copy.img"), &m]), &["a.img", "copy.img"]);
+    ok(ubtrfs(["umount", &m]));
+}

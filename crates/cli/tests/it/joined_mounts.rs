@@ -667,6 +667,7 @@ fn a_second_mount_of_the_same_subvolume_is_passed_over_by_mount_a_and_refused_ot
     assert_eq!(by_helper.status.code(), Some(32), "the status of mount(8)");
     let stderr = String::from_utf8_lossy(&by_helper.stderr).into_owned();
     assert!(words.iter().all(|word| stderr.contains(word)) && stderr.lines().count() == 1, "{stderr}");
+    assert_eq!(by_mount("", "subvol=missing").status.code(), Some(32), "of every failure");
     refused(&scene.try_mount(&["-o", "subvolid=257"], "b"), &words);
     assert_eq!(nr_mounts(), 1);
     // Another subvolume is another mount.

@@ -556,6 +556,21 @@ fn a_mount_that_was_opened_read_only_does_not_become_writable() {
 }
 
 #[test]
+fn a_remount_tells_of_a_flag_that_the_server_does_not_follow() {
+    if !ready() || !capability::root() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let mount = Mount::new(image.path(), &["-o", "ro"]);
+    // mount(8) without a type calls no helper: it sets the kernel's flag alone.
+    ok(&Command::new("mount").args(["-i", "-o", "remount,rw"]).arg(mount.path()).output().unwrap());
+    let words = ["mount".as_ref(), "-o".as_ref(), "remount,rw".as_ref(), image.path().as_os_str()];
+    let output = ubtrfs(words.into_iter().chain([mount.path().as_os_str()]));
+    assert_one_line(&output, &["opened read-only", "without ro"]);
+    mount.umount();
+}
+
+#[test]
 fn a_directory_that_is_renamed_into_while_it_is_read_has_an_end() {
     if !ready() {
         return;

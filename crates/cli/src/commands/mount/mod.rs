@@ -128,7 +128,20 @@ impl Args {
     }
 }
 
+/// Mounts. For mount(8), every failure has the status that it has for Linux's btrfs.
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let is_of_mount = !args.serve && !args.unmounter && HelperCaller::of_this_process() != HelperCaller::Other;
+    match run_command(args) {
+        Ok(ExitCode::FAILURE) if is_of_mount => Ok(ExitCode::from(MOUNT_FAILED)),
+        Err(error) if is_of_mount => {
+            print_error(&error);
+            Ok(ExitCode::from(MOUNT_FAILED))
+        }
+        done => done,
+    }
+}
+
+fn run_command(args: Args) -> anyhow::Result<ExitCode> {
     let args = args.with_devices_as_options()?;
     if args.unmounter {
         ubtrfs_fuse::serve_unmounts(&args.device, &args.dir, args.subtree.as_deref());
@@ -280,11 +293,17 @@ fn remount(args: &Args) -> anyhow::Result<ExitCode> {
     let shown = if mounted.other_user.is_none() { subvolume_at(&mounted.dir) } else { None };
     options::change(&args.options, &mut mounted, given.as_deref(), shown.as_ref())?;
     mounted.config.read_only |= args.read_only;
-    let becomes_writable = was_read_only && !mounted.config.read_only;
+    let is_writable = !mounted.config.read_only;
+    let becomes_writable = was_read_only && is_writable;
     if let Some(uid) = mounted.other_user.filter(|_| becomes_writable) {
         bail!("user {uid} mounted {}; make it writable as that user", args.dir.shown());
     }
-    if becomes_writable && is_served_read_only(&mounted.dir)? {
+    // The kernel's flag may be set already: mount(8) changes it by itself if it is called without a type.
+    let is_served_read_only = match becomes_writable {
+        true => is_served_read_only(&mounted.dir)?,
+        false => is_writable && mounted.other_user.is_none() && is_served_read_only(&mounted.dir).unwrap_or(false),
+    };
+    if is_served_read_only {
         bail!(
             "{} was opened read-only and cannot become writable; unmount it and mount it again without ro",
             args.dir.shown()
@@ -294,9 +313,21 @@ fn remount(args: &Args) -> anyhow::Result<ExitCode> {
         bail!("a remount changes only ro, rw and the flags of the mount point; unmount it and mount it again");
     }
     if !args.fake {
-        mounted.remount(&args.device)?;
+        mounted.remount(&named_as_mounted(&mounted, &args.device))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The device by which a filesystem is mounted, if the given one is another device of it; else the given one.
+fn named_as_mounted(mounted: &Mounted, device: &Path) -> PathBuf {
+    let server = || Channel::mount(&mounted.dir).ok()?.server();
+    let is_of_server =
+        |server| ubtrfs_device::lock_holders(device).contains(&server) && !ubtrfs_device::is_seed(device);
+    let is_other = device != mounted.source() && mounted.other_user.is_none();
+    match is_other && server().is_some_and(is_of_server) {
+        true => mounted.source(),
+        false => device.to_owned(),
+    }
 }
 
 /// The options of this command line, with those that were given as flags.
