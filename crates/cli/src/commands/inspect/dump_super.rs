@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use serde_json::{Value, json};
 use ubtrfs_device::{Device, FileDevice};
 use ubtrfs_format::node::verify_csum;
@@ -12,7 +12,8 @@ use ubtrfs_format::print::{insert_name, print_superblock, superblock_json};
 use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 
 use crate::commands::committed::Committed;
-use crate::common::{Shown, print_json, print_out};
+use crate::common::{Shown, print_error, print_json, print_out};
+use crate::progs::is_progs;
 
 /// Print the superblock of a device
 #[derive(clap::Args)]
@@ -62,8 +63,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         for offset in args.offsets() {
             match read_complete(device, offset, committed.has_writer())? {
                 // A mirror past the end of the device does not exist.
-                None if args.all => {}
+                None if args.all || is_progs() => {}
                 None => bail!("{} ends before {offset}; choose another mirror", path.shown()),
+                Some(raw) if raw.get(64..72) != Some(&MAGIC[..]) && !args.force && is_progs() => {
+                    let name = path.shown();
+                    let text = "(use --force to dump it anyway)";
+                    status = print_error(&anyhow!("bad magic on superblock on {name} at {offset} {text}"));
+                }
                 Some(raw) if raw.get(64..72) != Some(&MAGIC[..]) && !args.force => {
                     crate::common::warn(&format!(
                         "{}: no superblock at {offset}; --force prints it anyway",
