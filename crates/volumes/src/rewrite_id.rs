@@ -25,6 +25,7 @@ use ubtrfs_format::superblock::{Incompat, Superblock, flags};
 use ubtrfs_format::{DevId, KeyType, Logical, RootId};
 use uuid::Uuid;
 
+use crate::seed::are_of_seeds;
 use crate::set::Volumes;
 use crate::tune::{check_together, superblocks_of, write};
 
@@ -46,6 +47,9 @@ impl IdRewrite {
     /// does not allow the change; [`Error::Io`].
     pub fn look(devices: &[Arc<dyn Device>], fsid: Option<Uuid>) -> Result<Self> {
         let superblocks = superblocks_of(devices)?;
+        if are_of_seeds(superblocks.iter()).contains(&true) {
+            return Err(builds_on_seed());
+        }
         check_together(&superblocks, devices, 0, flags::CHANGING_FSID)?;
         let interrupted = superblocks.iter().find(|superblock| superblock.flags & flags::CHANGING_FSID != 0);
         let begun = interrupted.map(|superblock| superblock.fsid);
@@ -107,7 +111,7 @@ impl IdRewrite {
     pub fn check_chunks(&self, volumes: &Volumes) -> Result<()> {
         let refuse = |what: &str, hint: &'static str| Err(Error::Refused { what: what.to_owned(), hint });
         if volumes.devices().iter().any(|device| device.is_seed) {
-            return refuse("the filesystem builds on a seed", "remove the seed first: ubtrfs device remove");
+            return Err(builds_on_seed());
         }
         for (start, chunk) in volumes.chunks() {
             let is_of = |flags| chunk.flags.intersects(flags);
@@ -228,4 +232,11 @@ fn set_fsid(node: &mut [u8], fsid: Uuid) {
 
 fn flush(device: &dyn Device) -> Result<()> {
     device.flush().map_err(|source| Error::io("flush", device.describe(), 0, 0, source))
+}
+
+fn builds_on_seed() -> Error {
+    Error::Refused {
+        what: "the filesystem builds on a seed".to_owned(),
+        hint: "remove the seed first: ubtrfs device remove",
+    }
 }

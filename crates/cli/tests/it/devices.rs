@@ -402,6 +402,14 @@ fn a_mounted_seed_gets_a_filesystem_on_it() {
     ok(ubtrfs(["umount", &m]));
     assert!(ubtrfs(["mount", &seed, &m]).status.success());
     assert!(!Path::new(&m).join("new").exists() && fs::write(Path::new(&m).join("x"), "x").is_err());
+    if capability::root() {
+        let again = bed.at("again");
+        fs::create_dir(&again).unwrap();
+        let second = ubtrfs(["mount", &seed, &again]);
+        assert!(second.status.success() && String::from_utf8_lossy(&second.stderr).contains("it is a seed filesystem"));
+        assert!(fs::write(Path::new(&again).join("x"), "x").is_err());
+        ok(ubtrfs(["umount", &again]));
+    }
     ok(ubtrfs(["device", "remove", "1", &other]));
     ok(ubtrfs(["umount", &m]));
     ok(ubtrfs(["umount", &other]));
@@ -495,6 +503,7 @@ fn a_copy_of_a_seed_and_a_truncated_one_are_refused() {
     ok(ubtrfs(["tune", "-S", "1", &seed]));
     bed.blank("own.img", 256);
     ok(ubtrfs(["device", "add", &own, &seed]));
+    refused(&ubtrfs(["tune", "-u", "-f", &own]), &["the filesystem builds on a seed"]);
     fs::copy(&seed, &copy).unwrap();
     let ls = |words: &[&str]| ubtrfs(["ls"].iter().chain(words).copied());
     refused(&ls(&[&own]), &["seed.img", "a copy.img", "both seed device 1", "-o device="]);

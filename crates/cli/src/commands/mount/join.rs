@@ -18,7 +18,7 @@ use ubtrfs_fuse::{FirstMount, MountConfig};
 use super::options::{self, Trust};
 use super::{Args, await_server, given};
 use crate::commands::device::superblock_of;
-use crate::common::Shown;
+use crate::common::{Shown, warn};
 
 /// Mounts the subvolume beside a mount of the image. Returns false if there is none that this user may use (J2).
 pub(super) fn join(args: &Args, dir: &Path, config: &mut MountConfig, options: &MountOptions) -> anyhow::Result<bool> {
@@ -123,7 +123,14 @@ impl Found {
         let Response::Join(join::Response::Found(found)) = call(find(options))? else { return Err(unexpected()) };
         if let Some(reason) = found.read_only.filter(|_| !config.read_only) {
             let reason = escaped(reason.as_bytes());
-            bail!("the filesystem of {at} is read-only ({reason}); mount with -o ro, or unmount {at} and mount again");
+            if options::parse(&of_first)?.config.read_only {
+                bail!(
+                    "the filesystem of {at} is read-only ({reason}); mount with -o ro, or unmount {at} and mount again"
+                );
+            }
+            // As the first mount, which was read-only for the same reason.
+            warn(&format!("{device} is mounted read-only: {reason}"));
+            config.read_only = true;
         }
         let is_confined = self.is_confined();
         for (is_given, is_so, option) in
