@@ -29,7 +29,6 @@ const KNOWN: &[(&str, &str, &str, usize)] = &[
     ("transaction", "handle", "tree_log", 3),
     ("transaction", "handle", "try_between_commits", 1),
     ("transaction", "extents", "commit", 4),
-    ("transaction", "extents", "or_abort", 1),
     ("transaction", "extents", "reserve_quota", 1),
     ("transaction", "extents", "try_between_commits", 1),
     ("transaction", "extents", "try_reserve_quota", 3),
@@ -41,7 +40,6 @@ const KNOWN: &[(&str, &str, &str, usize)] = &[
     ("transaction", "relocation", "commit_with_step", 3),
     ("transaction", "relocation", "try_between_commits", 1),
     ("transaction", "tree_log", "commit", 1),
-    ("transaction", "tree_log", "or_abort", 1),
     ("transaction", "tree_log", "write_runs", 1),
 ];
 

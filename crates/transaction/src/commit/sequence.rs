@@ -92,17 +92,6 @@ impl Engine {
         self.or_abort("commit", || self.volumes.check_devices_in_place())
     }
 
-    /// Runs `work`, and makes the filesystem read-only if it fails or panics (I2).
-    pub(crate) fn or_abort(&self, what: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
-        let mut guard = AbortOnUnwind { engine: self, what, armed: true };
-        let result = work();
-        guard.armed = false;
-        if let Err(error) = &result {
-            self.fail(what, error);
-        }
-        result
-    }
-
     /// Commits all changes and the device error counters. No other function of the engine may be called afterwards.
     ///
     /// # Errors
@@ -628,21 +617,6 @@ impl Engine {
         self.freed.note(&moved);
         self.discard_unused(unused.into_iter());
         self.space.finish_unpin(&extents);
-    }
-}
-
-/// Makes the filesystem read-only if the work panics.
-struct AbortOnUnwind<'e> {
-    engine: &'e Engine,
-    what: &'e str,
-    armed: bool,
-}
-
-impl Drop for AbortOnUnwind<'_> {
-    fn drop(&mut self) {
-        if self.armed {
-            self.engine.abort(format!("{} panicked", self.what));
-        }
     }
 }
 

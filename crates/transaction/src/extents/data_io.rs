@@ -283,15 +283,6 @@ impl Engine {
         if verifiable { self.volumes.write_verifiable(at, bufs) } else { self.volumes.write_vectored(at, bufs) }
     }
 
-    /// Makes the filesystem read-only if a device is not in place any more or has a superblock of another writer.
-    /// Called before each write; a recent check is not repeated.
-    pub(crate) fn check_still_ours(&self) -> Result<()> {
-        if self.volumes.are_superblocks_checked_recently() {
-            return Ok(());
-        }
-        self.or_abort("write", || self.volumes.check_superblocks_are_ours())
-    }
-
     /// Reads whole sectors. With `verify`, each sector must match its checksum in one of the copies, and bad copies are
     /// repaired.
     ///

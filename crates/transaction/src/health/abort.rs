@@ -1,5 +1,5 @@
 //! [`AbortState`]: whether the filesystem is read-only, and the reason. A failed commit makes the filesystem read-only
-//! in `or_abort` of `commit/sequence.rs`.
+//! through [`Engine::or_abort`].
 //!
 //! Owns the reason and the cause, each under a lock; no lock is taken under these locks.
 //!
@@ -118,5 +118,40 @@ impl Engine {
     /// commit has taken the changes, so nothing seems left to commit.
     pub(crate) fn check_not_aborted(&self) -> Result<()> {
         if self.abort_state.is_aborted() { self.check_writable() } else { Ok(()) }
+    }
+
+    /// Runs `work`, and makes the filesystem read-only if it fails or panics.
+    pub(crate) fn or_abort(&self, what: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let mut guard = AbortOnUnwind { engine: self, what, armed: true };
+        let result = work();
+        guard.armed = false;
+        if let Err(error) = &result {
+            self.fail(what, error);
+        }
+        result
+    }
+
+    /// Makes the filesystem read-only if a device is not in place any more or has a superblock of another writer.
+    /// Called before each write; a recent check is not repeated.
+    pub(crate) fn check_still_ours(&self) -> Result<()> {
+        if self.volumes.are_superblocks_checked_recently() {
+            return Ok(());
+        }
+        self.or_abort("write", || self.volumes.check_superblocks_are_ours())
+    }
+}
+
+/// Makes the filesystem read-only if the work panics.
+struct AbortOnUnwind<'e> {
+    engine: &'e Engine,
+    what: &'e str,
+    armed: bool,
+}
+
+impl Drop for AbortOnUnwind<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.engine.abort(format!("{} panicked", self.what));
+        }
     }
 }
