@@ -19,7 +19,6 @@ const TYPES: &[(&str, &str, &str)] = &[("fs", "Fs", "fs"), ("transaction", "Engi
 
 /// Calls against I1: crate, calling folder, called method or part, number of calls.
 const KNOWN: &[(&str, &str, &str, usize)] = &[
-    ("transaction", "nodes", "write_runs", 1),
     ("transaction", "handle", "commit", 2),
     ("transaction", "handle", "flush_delayed_items", 1),
     ("transaction", "handle", "ledger", 3),
@@ -40,7 +39,6 @@ const KNOWN: &[(&str, &str, &str, usize)] = &[
     ("transaction", "relocation", "commit_with_step", 3),
     ("transaction", "relocation", "try_between_commits", 1),
     ("transaction", "tree_log", "commit", 1),
-    ("transaction", "tree_log", "write_runs", 1),
 ];
 
 /// A folder calls a method of the main type.

@@ -4,6 +4,7 @@
 //! - `stream`: writing nodes while their tree is changed.
 //! - `leaf_hint`: the leaves that a thread used last.
 //! - `leaf_ahead`, `leaf_reader`: leaves read ahead for walks, and for batches.
+//! - `write`: writing complete nodes.
 //! - `threads`: the number of threads that work on nodes.
 
 pub(crate) mod leaf_ahead;
@@ -12,3 +13,4 @@ pub(crate) mod leaf_reader;
 pub(crate) mod store;
 pub(crate) mod stream;
 pub(crate) mod threads;
+pub(crate) mod write;
