@@ -75,6 +75,12 @@ impl SectorCsums {
         }
     }
 
+    /// Sets the checksums of consecutive sectors from `first` on.
+    pub(crate) fn set_run(&mut self, first: usize, csums: &[u8]) {
+        self.bytes[first * self.csum_size..][..csums.len()].copy_from_slice(csums);
+        self.present[first..first + csums.len() / self.csum_size].fill(true);
+    }
+
     /// Copies checksums from `other` for the sectors that have no checksum here.
     pub(crate) fn fill_from(&mut self, other: &Self) {
         for index in 0..self.len() {
@@ -123,7 +129,7 @@ pub(crate) fn lookup_csums(
 ) -> Result<SectorCsums> {
     let layout = Layout { csum_size, sectorsize: sectorsize.into(), max_csums: 0 };
     let nr_sectors = len_bytes.div_ceil(layout.sectorsize) as usize;
-    let mut csums = SectorCsums { csum_size, bytes: vec![0; nr_sectors * csum_size], present: vec![false; nr_sectors] };
+    let mut csums = SectorCsums::absent(nr_sectors, csum_size);
     let end = bytenr.0.saturating_add(nr_sectors as u64 * layout.sectorsize);
     let mut cursor = Cursor::new(source, *root);
     let mut key = cursor.seek_le(&csum_key(bytenr.0))?;
@@ -139,8 +145,7 @@ pub(crate) fn lookup_csums(
             if from < to {
                 let first = ((from - bytenr.0) / layout.sectorsize) as usize;
                 let part = &data[layout.bytes(from - found.offset)..layout.bytes(to - found.offset)];
-                csums.bytes[first * csum_size..][..part.len()].copy_from_slice(part);
-                csums.present[first..first + part.len() / csum_size].fill(true);
+                csums.set_run(first, part);
             }
         }
         key = cursor.next()?;
