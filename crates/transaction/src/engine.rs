@@ -22,14 +22,14 @@ use uuid::Uuid;
 
 use crate::backref::shared::SharedExtents;
 use crate::commit_state::CommitState;
+use crate::delayed::data_ledger::DataLedger;
+use crate::delayed::moved_extents::MovedExtents;
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::extents::chunk_alloc::PendingChunks;
 use crate::extents::chunk_migration::Migrations;
 use crate::extents::conversion::Conversion;
-use crate::extents::data_ledger::DataLedger;
 use crate::extents::device_items::DeviceChanges;
 use crate::extents::emptying::Relocations;
-use crate::extents::moved_extents::MovedExtents;
 use crate::extents::trim::FreedExtents;
 use crate::handle::admission::Admission;
 use crate::handle::running::RunningTransaction;

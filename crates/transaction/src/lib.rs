@@ -15,7 +15,7 @@
 //! - `backref`: the references to an extent, and the subvolumes and inodes that use it.
 //! - `extents`: extent, csum and free space trees, data extents, chunk allocation.
 //! - `handle`: transaction handles, their reservations, and the waits before they begin.
-//! - `delayed`: item changes in memory, and trees as readers see them with these changes.
+//! - `delayed`: changes of items and data extents in memory, and trees as readers see them with these changes.
 //! - `nodes`: tree nodes between memory and the devices.
 //! - `health`: turning the filesystem read-only after errors and panics, statistics, the timeline.
 //!

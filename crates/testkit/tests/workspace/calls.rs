@@ -21,8 +21,6 @@ const TYPES: &[(&str, &str, &str)] = &[("fs", "Fs", "fs"), ("transaction", "Engi
 const KNOWN: &[(&str, &str, &str, usize)] = &[
     ("transaction", "handle", "commit", 2),
     ("transaction", "handle", "flush_delayed_items", 1),
-    ("transaction", "handle", "ledger", 3),
-    ("transaction", "handle", "moved", 1),
     ("transaction", "handle", "quotas", 1),
     ("transaction", "handle", "roots", 3),
     ("transaction", "handle", "tree_log", 3),

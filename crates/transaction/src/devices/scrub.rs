@@ -30,8 +30,9 @@ use ubtrfs_format::{DevId, FormatError, Generation, Key, KeyType, Logical, Physi
 use ubtrfs_tree::Cursor;
 use ubtrfs_volumes::{BadUnit, DeviceStripe, StripePart, Verify};
 
+use crate::delayed::sector_csums::SectorCsums;
 use crate::engine::Engine;
-use crate::extents::csum_tree::{SectorCsums, verify_sector};
+use crate::extents::csum_tree::verify_sector;
 use crate::job::Job;
 
 /// The counts of a scrub of a device, with btrfs's names (`struct btrfs_scrub_progress`).

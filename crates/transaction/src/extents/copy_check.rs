@@ -21,8 +21,9 @@ use ubtrfs_format::node::verify_csum;
 use ubtrfs_format::{Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_tree::Cursor;
 
+use crate::delayed::sector_csums::SectorCsums;
 use crate::engine::Engine;
-use crate::extents::csum_tree::{SectorCsums, verify_sector};
+use crate::extents::csum_tree::verify_sector;
 use crate::extents::extent_tree::lookup_extent;
 
 /// A check of a range of data: the checksums of its sectors, and the sectors that contradicted their checksums when

@@ -7,9 +7,10 @@ use ubtrfs_format::item::{ExtentItem, InlineRef, RegularExtent};
 use ubtrfs_format::{Corrupt, Generation, Ino, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{Extent, Reservation, SpaceKind};
 
+use crate::delayed::data_ledger::{Referrer, Users};
+use crate::delayed::sector_csums::SectorCsums;
 use crate::engine::Engine;
-use crate::extents::csum_tree::{self, SectorCsums};
-use crate::extents::data_ledger::{Referrer, Users};
+use crate::extents::csum_tree;
 use crate::handle::quota_reservation::{Need, QuotaReservation};
 use crate::race::race_point;
 

@@ -23,8 +23,8 @@ use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, Roo
 use ubtrfs_space::{DelayedRefHead, Extent, ExtentKind, OwnerMark, RefKey};
 use ubtrfs_tree::{Batch, Cursor, NodeSource, RootPtr};
 
+use crate::delayed::data_ledger::DataLedger;
 use crate::engine::Geometry;
-use crate::extents::data_ledger::DataLedger;
 use crate::nodes::leaf_ahead::{REACH_MAX, Walk};
 use crate::nodes::threads::nr_threads;
 

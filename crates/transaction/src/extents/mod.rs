@@ -1,11 +1,11 @@
 //! Space on disk: extent, csum and free space trees, data extents, chunk allocation.
 //!
 //! - `extent_tree`, `csum_tree`, `free_space_tree`: the items of these trees.
-//! - `data_io`, `data_ledger`: data extents: their I/O with checksums, and their state until they are committed.
+//! - `data_io`: the I/O of data extents, with checksums.
 //! - `chunk_alloc`, `conversion`: making chunks, and the profile of new chunks during a conversion.
 //! - `chunk_migration`, `copy_check`: moving chunks on the devices, checking what is copied.
 //! - `device_items`, `replacing`: changes of devices that a commit records.
-//! - `emptying`, `moved_extents`: block groups that a relocation empties, and the new addresses of their data.
+//! - `emptying`: block groups that a relocation empties.
 //! - `trim`: discarding free space.
 
 pub(crate) mod chunk_alloc;
@@ -14,13 +14,11 @@ pub(crate) mod conversion;
 pub(crate) mod copy_check;
 pub(crate) mod csum_tree;
 pub(crate) mod data_io;
-pub(crate) mod data_ledger;
 pub(crate) mod device_items;
 pub(crate) mod emptying;
 pub(crate) mod extent_tree;
 pub(crate) mod free_space_tree;
 #[cfg(test)]
 pub(crate) mod ledger_kernel_tests;
-pub(crate) mod moved_extents;
 pub(crate) mod replacing;
 pub(crate) mod trim;

@@ -13,8 +13,8 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::Logical;
 use ubtrfs_space::Extent;
 
+use crate::delayed::sector_csums::SectorCsums;
 use crate::engine::Engine;
-use crate::extents::csum_tree::SectorCsums;
 use crate::extents::data_io::DataExtent;
 use crate::nodes::threads::work_off;
 use crate::relocation::step::CopiedData;

@@ -114,7 +114,7 @@ impl Engine {
         emptied
     }
 
-    /// Waits for the threads that have old addresses, drops the moves (I2 of [`crate::extents::moved_extents`]), and
+    /// Waits for the threads that have old addresses, drops the moves (I2 of [`crate::delayed::moved_extents`]), and
     /// discards the old places. The group must be read-only.
     fn forget_moves(&self, group: &BlockGroup) {
         if let Some(flusher) = self.flusher() {

@@ -19,7 +19,7 @@
 //!   transaction of its last snapshot: then the cow looks up the references and flags of the copies
 //!   ([`crate::cow::sink`]).
 //! - I3. While data extents move, no operation can begin, so no item of the next transaction has an old address. An old
-//!   address that an operation looked up before the move is translated ([`crate::extents::moved_extents`]).
+//!   address that an operation looked up before the move is translated ([`crate::delayed::moved_extents`]).
 
 use std::collections::BTreeMap;
 use std::ops::Range;

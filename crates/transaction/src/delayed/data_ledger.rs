@@ -24,7 +24,7 @@ use parking_lot::{Mutex, RwLock};
 use ubtrfs_format::{Ino, Logical, RootId};
 use ubtrfs_space::{Extent, RefKey};
 
-use crate::extents::csum_tree::SectorCsums;
+use crate::delayed::sector_csums::SectorCsums;
 
 /// The user of an extent: subvolume, inode, and file offset minus offset into the extent.
 pub(crate) type Referrer = (RootId, Ino, u64);
