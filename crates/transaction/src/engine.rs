@@ -23,6 +23,7 @@ use uuid::Uuid;
 use crate::backref::shared::SharedExtents;
 use crate::commit_state::CommitState;
 use crate::delayed::data_ledger::DataLedger;
+use crate::delayed::loaded_trees::LoadedTrees;
 use crate::delayed::moved_extents::MovedExtents;
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::extents::chunk_alloc::PendingChunks;
@@ -225,6 +226,7 @@ pub struct Engine {
     pub(crate) running: RunningTransaction,
     pub(crate) admission: Admission,
     pub(crate) commit_state: CommitState,
+    pub(crate) trees: LoadedTrees,
     pub(crate) roots: Roots,
     pub(crate) ledger: DataLedger,
     pub(crate) moved: MovedExtents,
@@ -281,7 +283,8 @@ impl Engine {
             running: RunningTransaction::after(parts.superblock.generation),
             admission: Admission::default(),
             commit_state: CommitState::new(parts.superblock),
-            roots: Roots::new(parts.trees),
+            trees: LoadedTrees::new(parts.trees),
+            roots: Roots::default(),
             ledger: DataLedger::new(parts.geometry.sectorsize, parts.geometry.csum_type.size()),
             moved: MovedExtents::default(),
             pending_chunks: PendingChunks::default(),
@@ -358,14 +361,14 @@ impl Engine {
     pub fn tree(&self, id: RootId) -> Result<Option<Arc<Tree>>> {
         self.enter();
         let tree = loop {
-            let nr_unloadings = self.roots.nr_unloadings();
-            if let Some(tree) = self.roots.get(id) {
+            let nr_unloadings = self.trees.nr_unloadings();
+            if let Some(tree) = self.trees.get(id) {
                 return Ok(Some(tree));
             }
             race_point();
             let Some((key, item)) = self.find_root_item(id)? else { return Ok(None) };
             if id.is_subvolume() && item.last_snapshot > Generation(0) {
-                self.roots.note_shared_blocks();
+                self.trees.note_shared_blocks();
             }
             let tree = Arc::new(Tree::new(
                 RootPtr { tree: id, bytenr: item.bytenr, generation: item.generation, level: item.level },
@@ -373,7 +376,7 @@ impl Engine {
                 RootState::new(key.offset, item),
             ));
             race_point();
-            if let Some(tree) = self.roots.keep_loaded(tree, nr_unloadings) {
+            if let Some(tree) = self.trees.keep_loaded(tree, nr_unloadings) {
                 break tree;
             }
         };
@@ -384,18 +387,18 @@ impl Engine {
     /// Unloads trees that nobody uses if there are too many in memory. During a commit, the commit unloads them in the
     /// end.
     pub fn unload_trees(&self) {
-        if self.roots.are_too_many(self.trees_max())
+        if self.trees.are_too_many(self.trees_max())
             && let Some(_work) = self.commit_state.try_lock()
         {
-            self.roots.unload_unused(self.trees_max());
+            self.trees.unload_unused(self.trees_max());
         }
     }
 
     /// Unloads trees as [`Self::unload_trees`] does, at the end of a commit, before which changed trees could not be
     /// unloaded. The caller holds the commit lock.
     pub(crate) fn unload_committed_trees(&self) {
-        if self.roots.nr_trees() > self.trees_max() {
-            self.roots.unload_unused(self.trees_max());
+        if self.trees.nr_trees() > self.trees_max() {
+            self.trees.unload_unused(self.trees_max());
         }
     }
 
@@ -407,12 +410,12 @@ impl Engine {
 
     /// Number of trees in memory.
     pub fn nr_loaded_trees(&self) -> usize {
-        self.roots.nr_trees()
+        self.trees.nr_trees()
     }
 
     /// The root item of a tree that is in memory, which may be newer than the item in the root tree.
     pub fn loaded_root_item(&self, id: RootId) -> Option<RootItem> {
-        self.roots.get(id)?.root.lock().item.clone()
+        self.trees.get(id)?.root.lock().item.clone()
     }
 
     /// Returns the current root item of a tree, or `None` if the tree does not exist.
@@ -428,7 +431,7 @@ impl Engine {
     }
 
     fn find_root_item(&self, id: RootId) -> Result<Option<(Key, RootItem)>> {
-        let Some(roots) = self.roots.get(RootId::ROOT_TREE) else { return Ok(None) };
+        let Some(roots) = self.trees.get(RootId::ROOT_TREE) else { return Ok(None) };
         let start = Key::new(id.0, KeyType::ROOT_ITEM, 0);
         let end = Key::new(id.0, KeyType::ROOT_ITEM, u64::MAX);
         let Some((key, data)) = roots.last_le(&end, &start)? else { return Ok(None) };
@@ -569,7 +572,7 @@ impl Engine {
             self.committed_generation().0 as f64,
         ));
         let help = "Block groups, chunks, device extents and trees visited by walks of all of them";
-        let walked = [self.space.nr_walked(), self.volumes.nr_walked(), self.roots.nr_walked()];
+        let walked = [self.space.nr_walked(), self.volumes.nr_walked(), self.trees.nr_walked()];
         let walked = walked.into_iter().fold(0, u64::saturating_add);
         out.push(Metric::counter("walked_total", help, walked as f64));
         let usage = self.usage();

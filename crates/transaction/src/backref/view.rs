@@ -131,7 +131,7 @@ impl<'v> TreesView<'v> {
         let found = match &self.roots {
             Roots::Items(root_tree) => find_root(self.source, root_tree, id)?
                 .map(|(ptr, item)| SubvolumeRoot::new(ptr, item.last_snapshot, Some(&item))),
-            Roots::Running(engine) => match engine.roots.get(id) {
+            Roots::Running(engine) => match engine.trees.get(id) {
                 Some(tree) => {
                     let state = tree.root.lock();
                     Some(SubvolumeRoot::new(tree.root_ptr(), state.last_snapshot, state.item.as_ref()))
@@ -201,7 +201,7 @@ impl FixedTrees {
     pub(crate) fn of(engine: &Engine) -> Result<Self> {
         let nodes = PinnedNodes::new(&engine.store);
         let extent_root = engine.own_tree(RootId::EXTENT_TREE)?.root_ptr();
-        let subvolumes = engine.roots.all().into_iter().filter(|tree| tree.id().is_subvolume());
+        let subvolumes = engine.trees.all().into_iter().filter(|tree| tree.id().is_subvolume());
         let known = subvolumes.map(|tree| {
             let state = tree.root.lock();
             let root = SubvolumeRoot::new(tree.root_ptr(), state.last_snapshot, state.item.as_ref());

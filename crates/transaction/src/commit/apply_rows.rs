@@ -66,7 +66,7 @@ impl Engine {
             .running
             .listed(&gate)
             .into_iter()
-            .filter_map(|id| self.roots.get(id))
+            .filter_map(|id| self.trees.get(id))
             .filter(|tree| tree.id().is_fs_tree() && !tree.is_sealed())
             .collect();
         self.freeze_rows_load(frozen.iter().map(|tree| tree.freeze_rows()).sum());

@@ -96,8 +96,8 @@ impl Engine {
                 let mut item = blank_root_item(&root, self.geometry.nodesize);
                 (item.refs, item.bytes_used) = (1, self.geometry.nodesize.into());
                 let state = RootState::new(0, item);
-                self.roots.keep(Arc::new(Tree::new(root, Arc::clone(&self.store), state)));
-                self.roots.note_changed(RootId::QUOTA_TREE);
+                self.trees.keep(Arc::new(Tree::new(root, Arc::clone(&self.store), state)));
+                self.trees.note_changed(RootId::QUOTA_TREE);
                 Ok(())
             }
             (false, Some(tree)) if self.quotas.take_removal() => self.remove_quota_tree(&tree, work, transid),
@@ -125,7 +125,7 @@ impl Engine {
             refs.add_node(&mut work.refs, &node, RefKey::TreeBlock(root.tree), -1, Users::Same);
             self.store.retire(ptr.bytenr);
         }
-        self.roots.forget(root.tree);
+        self.trees.forget(root.tree);
         let gone = vec![(Key::new(root.tree.0, KeyType::ROOT_ITEM, key_offset), None)];
         self.apply_batch(&*self.own_tree(RootId::ROOT_TREE)?, &gone, &mut work.refs, transid)?;
         Ok(())

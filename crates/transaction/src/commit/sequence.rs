@@ -192,7 +192,7 @@ impl Engine {
         let mut frozen = Vec::with_capacity(listed.len());
         for id in listed {
             // Discard changes of a deleted subvolume whose tree is being dropped.
-            let Some(tree) = self.roots.get(id).filter(|tree| !tree.is_sealed()) else { continue };
+            let Some(tree) = self.trees.get(id).filter(|tree| !tree.is_sealed()) else { continue };
             tree.freeze();
             frozen.push(tree);
         }
@@ -449,11 +449,11 @@ impl Engine {
 
     /// Writes the root items of the trees whose root or root item changed.
     fn update_root_items(&self, work: &mut CommitWork, transid: Generation) -> Result<bool> {
-        let changed = self.roots.take_changed();
+        let changed = self.trees.take_changed();
         let written = self.write_root_items(&changed, work, transid);
         if written.is_err() {
             // A tree must not leave memory before its root item is written.
-            changed.iter().for_each(|tree| self.roots.note_changed(tree.id()));
+            changed.iter().for_each(|tree| self.trees.note_changed(tree.id()));
         }
         written
     }

@@ -103,7 +103,7 @@ impl Engine {
         let nodesize = u64::from(self.geometry.nodesize);
         let mut state = tree.root.lock();
         if new_root != old_root || nr_made != nr_left {
-            self.roots.note_changed(tree.id());
+            self.trees.note_changed(tree.id());
         }
         let is_subvolume = tree.id().is_subvolume();
         if let Some(item) = &mut state.item {

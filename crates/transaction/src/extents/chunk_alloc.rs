@@ -414,7 +414,7 @@ mod tests {
 
     /// Block groups, chunks and device extents that `work` walks.
     fn walked(engine: &Engine, work: impl FnOnce()) -> u64 {
-        let now = || engine.space.nr_walked() + engine.volumes.nr_walked() + engine.roots.nr_walked();
+        let now = || engine.space.nr_walked() + engine.volumes.nr_walked() + engine.trees.nr_walked();
         let before = now();
         work();
         now() - before

@@ -334,7 +334,7 @@ impl Engine {
 
     /// Records the size of the extent tree, for [`Load::need`].
     pub(crate) fn note_extent_tree_bytes(&self) {
-        let extents = self.roots.get(RootId::EXTENT_TREE);
+        let extents = self.trees.get(RootId::EXTENT_TREE);
         let recorded = extents.and_then(|tree| tree.root.lock().item.as_ref().map(|item| item.bytes_used));
         // A recorded size of 0, or of more than all used metadata space, is wrong: assume all used metadata space.
         let used = self.space.info(SpaceKind::Metadata).used;
@@ -349,7 +349,7 @@ impl Engine {
 
     /// Upper bound of the bytes of all trees, computed from their root items; `None` if the root items cannot be read.
     fn tree_bytes(&self) -> Option<u64> {
-        let roots = self.roots.get(RootId::ROOT_TREE)?;
+        let roots = self.trees.get(RootId::ROOT_TREE)?;
         let nodesize = u64::from(self.geometry.nodesize);
         let (mut bytes, mut item_bytes) = (Some(0_u64), 0_u64);
         let visit = |key: &Key, item: &[u8]| {
@@ -374,7 +374,7 @@ impl Engine {
             false => metadata.used,
         };
         let extent_tree = self.admission.extent_tree_bytes.load(Ordering::Relaxed);
-        let shares_blocks = self.roots.shares_blocks() || self.admission.load.nr_snapshots.load(Ordering::Relaxed) > 0;
+        let shares_blocks = self.trees.shares_blocks() || self.admission.load.nr_snapshots.load(Ordering::Relaxed) > 0;
         let shared_extent_tree = shares_blocks.then_some(extent_tree);
         MetadataUse { used, nodesize: self.geometry.nodesize.into(), shared_extent_tree }
     }

@@ -264,7 +264,7 @@ impl Engine {
         step.failures = std::mem::take(&mut copies.failures);
         // The step may make all extents of a subvolume count as shared (I2 of relocation::step).
         let mut run = || self.commit_with_step(&mut step);
-        match self.flusher().filter(|_| self.roots.shares_blocks()) {
+        match self.flusher().filter(|_| self.trees.shares_blocks()) {
             Some(flusher) => flusher.with_space_for_all_data(&mut run)?,
             None => run()?,
         }

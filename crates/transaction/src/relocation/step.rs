@@ -249,7 +249,7 @@ impl Engine {
             tree.publish_moved(root);
             race_point();
             let mut state = tree.root.lock();
-            self.roots.note_changed(tree.id());
+            self.trees.note_changed(tree.id());
             if has_shared_copies {
                 // I2
                 state.last_snapshot = transid;

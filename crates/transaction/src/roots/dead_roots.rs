@@ -133,10 +133,10 @@ impl Engine {
             if let Some(item) = &mut state.item {
                 (item.drop_progress, item.drop_level) = (key, level);
             }
-            self.roots.note_changed(id);
+            self.trees.note_changed(id);
             return Ok(false);
         }
-        self.roots.forget(id);
+        self.trees.forget(id);
         if quotas != QuotaMode::Off {
             quota.dropped.push(id);
         }

@@ -103,7 +103,7 @@ fn blocks_of_the_transaction_are_shared_once_a_snapshot_was_taken() {
         let plan = snapshot(&engine, ids, place, &format!("snapshot-{number}-{long}"));
         engine.running.request(RootChange::Make(Box::new(plan)));
     }
-    engine.roots.note_shared_blocks();
+    engine.trees.note_shared_blocks();
     engine.commit().expect("committed");
     // Change the trees further.
     touch_all(&engine, &tree);

@@ -4,7 +4,7 @@
 //!   source.
 //! - `dead_roots`: freeing the space of deleted subvolumes.
 //! - `committed`: read-only subvolumes as of the last commit.
-//! - `root_item`, `state`: new root items, and the trees in memory.
+//! - `root_item`, `state`: new root items, and the state of subvolumes as a whole.
 
 pub(crate) mod committed;
 pub(crate) mod dead_roots;

@@ -83,7 +83,7 @@ impl Engine {
     pub(crate) fn note_snapshots(&self) -> Result<()> {
         let found = self.own_tree(RootId::ROOT_TREE).and_then(|tree| has_snapshots(&tree));
         if found.as_ref().map_or(true, |found| *found) {
-            self.roots.note_shared_blocks();
+            self.trees.note_shared_blocks();
         }
         found.map(drop)
     }
@@ -182,7 +182,7 @@ impl Engine {
         let mut state = tree.root.lock();
         if let Some(item) = &mut state.item {
             change(item);
-            self.roots.note_changed(id);
+            self.trees.note_changed(id);
         }
         Ok(())
     }
@@ -218,8 +218,8 @@ impl Engine {
         }
         let received_uuid = item.received_uuid;
         let state = RootState::new(key_offset, item);
-        self.roots.keep(Arc::new(Tree::new(root, Arc::clone(&self.store), state)));
-        self.roots.note_changed(id);
+        self.trees.keep(Arc::new(Tree::new(root, Arc::clone(&self.store), state)));
+        self.trees.note_changed(id);
         Ok(MadeTree { root, received_uuid })
     }
 
@@ -274,7 +274,7 @@ impl Engine {
     ) -> Result<RootPtr> {
         // Note permanently that blocks are shared. The snapshot's reservation has the same effect only until the
         // reservation ends.
-        self.roots.note_shared_blocks();
+        self.trees.note_shared_blocks();
         let node = self.store.read_node(&source.root_ptr().node_ptr())?;
         let header = self.root_header(id, node.level(), transid)?;
         let mut raw = node.raw().to_vec();
@@ -285,7 +285,7 @@ impl Engine {
         child_refs.add_children(refs, &node, None, 1, Users::Same);
         let mut state = source.root.lock();
         state.last_snapshot = transid;
-        self.roots.note_changed(source.id());
+        self.trees.note_changed(source.id());
         if let Some(item) = &mut state.item {
             item.last_snapshot = transid;
         }
@@ -400,7 +400,7 @@ impl Engine {
     /// Queues a deleted subvolume. Each of the next commits drops a part of the subvolume. From now on, reads of the
     /// subvolume's tree fail, and changes put into the tree are discarded.
     pub fn drop_subvolume(&self, id: RootId) {
-        if let Some(tree) = self.roots.get(id) {
+        if let Some(tree) = self.trees.get(id) {
             tree.seal();
         }
         self.roots.push_dead(id);
