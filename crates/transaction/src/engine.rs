@@ -34,7 +34,6 @@ use crate::extents::emptying::Relocations;
 use crate::extents::trim::FreedExtents;
 use crate::handle::admission::Admission;
 use crate::handle::running::RunningTransaction;
-use crate::handle::throttle::MemoryPart;
 use crate::health::abort::AbortState;
 use crate::health::metric::Metric;
 use crate::health::stats::Stats;
@@ -75,6 +74,11 @@ impl OpenOptions {
             ignore_super_flags: self.rescue.ignore_super_flags,
         }
     }
+
+    #[allow(clippy::arithmetic_side_effects, reason = "the parts are constants of at most 1, in sixteenths")]
+    pub(crate) fn memory_part(&self, (part, of): MemoryPart) -> u64 {
+        self.memory_bytes / of * part
+    }
 }
 
 impl Default for OpenOptions {
@@ -90,6 +94,9 @@ impl Default for OpenOptions {
         }
     }
 }
+
+/// A part of the engine's memory, as numerator and denominator.
+pub(crate) type MemoryPart = (u64, u64);
 
 /// Sizes and features that never change while a filesystem is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

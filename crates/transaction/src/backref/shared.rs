@@ -18,8 +18,7 @@ use super::inodes::inodes_of;
 use super::refs::{ExtentRefs, first_refs};
 use super::roots::{RootsCache, RootsOf};
 use super::view::TreesView;
-use crate::engine::{Engine, OpenOptions};
-use crate::handle::throttle::MemoryPart;
+use crate::engine::{Engine, MemoryPart, OpenOptions};
 
 /// Remembers which extents are shared, and which subvolumes reach each block.
 #[derive(Debug)]

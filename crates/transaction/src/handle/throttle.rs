@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use ubtrfs_error::Result;
 
-use crate::engine::{BackgroundWork, Engine, OpenOptions};
+use crate::engine::{BackgroundWork, Engine, MemoryPart};
 
 /// Progress of the running flush, and the time that writers still have to sleep.
 #[derive(Debug)]
@@ -93,16 +93,6 @@ impl Drop for FlushProgress<'_> {
     fn drop(&mut self) {
         self.throttle.progress.store(IDLE, Ordering::Relaxed);
         self.throttle.debt_micros.store(0, Ordering::Relaxed);
-    }
-}
-
-/// A part of the engine's memory, as numerator and denominator.
-pub(crate) type MemoryPart = (u64, u64);
-
-impl OpenOptions {
-    #[allow(clippy::arithmetic_side_effects, reason = "the parts are constants of at most 1, in sixteenths")]
-    pub(crate) fn memory_part(&self, (part, of): MemoryPart) -> u64 {
-        self.memory_bytes / of * part
     }
 }
 
