@@ -49,7 +49,7 @@ fn a_snapshot_of_a_subvolume_that_does_not_exist_is_refused() {
 fn new_ids_fail_with_the_error_that_kept_the_last_id_from_being_read() {
     let (engine, _) = engine();
     assert_eq!(engine.new_root_id().expect("there are ids"), RootId(256));
-    engine.roots.note_highest_id(Err(crate::engine::missing_tree(RootId::ROOT_TREE)));
+    engine.roots.note_highest_id(Err(crate::delayed::loaded_trees::missing_tree(RootId::ROOT_TREE)));
     assert_eq!(named(engine.new_root_id()), (Some(RootId::ROOT_TREE), "objectid"));
 }
 

@@ -12,11 +12,11 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevStatsItem, RootItem};
+use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevStatsItem};
 use ubtrfs_format::superblock::{LABEL_LEN_MAX, LABEL_SIZE, Superblock};
-use ubtrfs_format::{CsumType, DevId, FormatError, Generation, Key, KeyType, Logical, RootId};
+use ubtrfs_format::{CsumType, DevId, Generation, Logical, RootId};
 use ubtrfs_space::{BlockGroup, Space, SpaceInfo, SpaceKind};
-use ubtrfs_tree::{CacheStats, RootPtr};
+use ubtrfs_tree::CacheStats;
 use ubtrfs_volumes::{DeviceSummary, Volumes};
 use uuid::Uuid;
 
@@ -25,7 +25,7 @@ use crate::commit_state::CommitState;
 use crate::delayed::data_ledger::DataLedger;
 use crate::delayed::loaded_trees::LoadedTrees;
 use crate::delayed::moved_extents::MovedExtents;
-use crate::delayed::tree_view::{RootState, Tree};
+use crate::delayed::tree_view::Tree;
 use crate::extents::chunk_alloc::PendingChunks;
 use crate::extents::chunk_migration::Migrations;
 use crate::extents::conversion::Conversion;
@@ -41,7 +41,6 @@ use crate::job::Job;
 use crate::nodes::leaf_ahead::LeafReadAhead;
 use crate::nodes::store::NodeStore;
 use crate::qgroup::state::Quotas;
-use crate::race::race_point;
 use crate::rescue::Rescue;
 use crate::roots::state::Roots;
 use crate::tree_log::{FoundLog, TreeLog};
@@ -360,97 +359,6 @@ impl Engine {
         self.flusher.get().and_then(Weak::upgrade)
     }
 
-    /// Returns a tree, or `None` if the filesystem does not have it.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the root tree cannot be read or the root item is corrupt.
-    pub fn tree(&self, id: RootId) -> Result<Option<Arc<Tree>>> {
-        self.enter();
-        let tree = loop {
-            let nr_unloadings = self.trees.nr_unloadings();
-            if let Some(tree) = self.trees.get(id) {
-                return Ok(Some(tree));
-            }
-            race_point();
-            let Some((key, item)) = self.find_root_item(id)? else { return Ok(None) };
-            if id.is_subvolume() && item.last_snapshot > Generation(0) {
-                self.trees.note_shared_blocks();
-            }
-            let tree = Arc::new(Tree::new(
-                RootPtr { tree: id, bytenr: item.bytenr, generation: item.generation, level: item.level },
-                Arc::clone(&self.store),
-                RootState::new(key.offset, item),
-            ));
-            race_point();
-            if let Some(tree) = self.trees.keep_loaded(tree, nr_unloadings) {
-                break tree;
-            }
-        };
-        self.unload_trees();
-        Ok(Some(tree))
-    }
-
-    /// Unloads trees that nobody uses if there are too many in memory. During a commit, the commit unloads them in the
-    /// end.
-    pub fn unload_trees(&self) {
-        if self.trees.are_too_many(self.trees_max())
-            && let Some(_work) = self.commit_state.try_lock()
-        {
-            self.trees.unload_unused(self.trees_max());
-        }
-    }
-
-    /// Unloads trees as [`Self::unload_trees`] does, at the end of a commit, before which changed trees could not be
-    /// unloaded. The caller holds the commit lock.
-    pub(crate) fn unload_committed_trees(&self) {
-        if self.trees.nr_trees() > self.trees_max() {
-            self.trees.unload_unused(self.trees_max());
-        }
-    }
-
-    /// Number of trees in memory from which on unused trees are unloaded.
-    fn trees_max(&self) -> usize {
-        let bytes = self.options.memory_part(TREES_PART);
-        usize::try_from(bytes / TREE_BYTES).unwrap_or(usize::MAX).max(TREES_MIN)
-    }
-
-    /// Number of trees in memory.
-    pub fn nr_loaded_trees(&self) -> usize {
-        self.trees.nr_trees()
-    }
-
-    /// The root item of a tree that is in memory, which may be newer than the item in the root tree.
-    pub fn loaded_root_item(&self, id: RootId) -> Option<RootItem> {
-        self.trees.get(id)?.root.lock().item.clone()
-    }
-
-    /// Returns the current root item of a tree, or `None` if the tree does not exist.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the root tree cannot be read or the root item is corrupt.
-    pub fn root_item(&self, id: RootId) -> Result<Option<RootItem>> {
-        if let Some(item) = self.loaded_root_item(id) {
-            return Ok(Some(item));
-        }
-        Ok(self.find_root_item(id)?.map(|(_, item)| item))
-    }
-
-    fn find_root_item(&self, id: RootId) -> Result<Option<(Key, RootItem)>> {
-        let Some(roots) = self.trees.get(RootId::ROOT_TREE) else { return Ok(None) };
-        let start = Key::new(id.0, KeyType::ROOT_ITEM, 0);
-        let end = Key::new(id.0, KeyType::ROOT_ITEM, u64::MAX);
-        let Some((key, data)) = roots.last_le(&end, &start)? else { return Ok(None) };
-        let item = RootItem::decode_any(&data).map_err(|cause| Error::from(cause).in_tree(RootId::ROOT_TREE))?;
-        Ok(Some((key, item)))
-    }
-
-    /// Returns a tree that this filesystem must have, given its feature bits. A missing tree is corruption.
-    pub(crate) fn own_tree(&self, id: RootId) -> Result<Arc<Tree>> {
-        self.tree(id)?.ok_or_else(|| missing_tree(id))
-    }
-
     /// Flags for a new chunk of this kind: the type, with the target profile of the current conversion. Without a
     /// conversion, a new chunk gets the profile of the last block group of its type. If that one lies on a seed, and the
     /// filesystem has too few devices of its own for the profile, the chunk gets DUP, or SINGLE for data.
@@ -618,30 +526,5 @@ impl Engine {
     /// Counts of hits and misses of the node cache.
     pub fn cache_stats(&self) -> CacheStats {
         self.store.cache_stats()
-    }
-}
-
-/// Memory of the trees of subvolumes.
-const TREES_PART: MemoryPart = (1, 32);
-/// Estimated memory of a tree without delayed items, in bytes: root item, view, locks.
-const TREE_BYTES: u64 = 2048;
-/// The share above is at least this number of trees.
-const TREES_MIN: usize = 256;
-
-/// The error for a missing tree that must exist.
-pub(crate) fn missing_tree(id: RootId) -> Error {
-    let expected = "expected this tree to exist";
-    let cause = FormatError::Value { what: "RootItem", field: "objectid", value: id.0, expected };
-    Error::from(cause).in_tree(RootId::ROOT_TREE)
-}
-
-impl RootState {
-    pub(crate) fn new(key_offset: u64, item: RootItem) -> Self {
-        Self { key_offset, last_snapshot: item.last_snapshot, item: Some(item) }
-    }
-
-    /// State of the root tree and the chunk tree, whose roots are in the superblock.
-    pub(crate) fn in_superblock() -> Self {
-        Self { key_offset: 0, last_snapshot: Generation(0), item: None }
     }
 }

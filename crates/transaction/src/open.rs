@@ -16,8 +16,9 @@ use ubtrfs_volumes::Volumes;
 use uuid::Uuid;
 
 use crate::commit::dev_stats;
+use crate::delayed::loaded_trees::missing_tree;
 use crate::delayed::tree_view::{RootState, Tree};
-use crate::engine::{Engine, Geometry, OpenOptions, Parts, missing_tree};
+use crate::engine::{Engine, Geometry, OpenOptions, Parts};
 use crate::extents::free_space_tree;
 use crate::extents::replacing::SuspendedReplacement;
 use crate::handle::throttle::CACHE_PART;

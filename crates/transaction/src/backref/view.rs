@@ -14,7 +14,8 @@ use ubtrfs_format::node::HEADER_FLAG_RELOC;
 use ubtrfs_format::{Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_tree::{Cursor, Node, NodePtr, NodeSource, RootPtr};
 
-use crate::engine::{Engine, missing_tree};
+use crate::delayed::loaded_trees::missing_tree;
+use crate::engine::Engine;
 use crate::nodes::store::NodeStore;
 
 /// A subvolume's tree in a view.

@@ -13,10 +13,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use ubtrfs_format::RootId;
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::item::RootItem;
+use ubtrfs_format::{FormatError, Generation, Key, KeyType, RootId};
+use ubtrfs_tree::RootPtr;
 
-use crate::delayed::tree_view::Tree;
+use crate::delayed::tree_view::{RootState, Tree};
+use crate::engine::{Engine, MemoryPart};
 use crate::lock_rank::{self, Rank};
+use crate::race::race_point;
 
 /// The trees in memory by id, and whether subvolumes may share blocks.
 #[derive(Debug)]
@@ -148,3 +153,110 @@ impl LoadedTrees {
         self.shares_blocks.store(true, Ordering::Relaxed);
     }
 }
+
+impl Engine {
+    /// Returns a tree, or `None` if the filesystem does not have it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the root tree cannot be read or the root item is corrupt.
+    pub fn tree(&self, id: RootId) -> Result<Option<Arc<Tree>>> {
+        self.enter();
+        let tree = loop {
+            let nr_unloadings = self.trees.nr_unloadings();
+            if let Some(tree) = self.trees.get(id) {
+                return Ok(Some(tree));
+            }
+            race_point();
+            let Some((key, item)) = self.find_root_item(id)? else { return Ok(None) };
+            if id.is_subvolume() && item.last_snapshot > Generation(0) {
+                self.trees.note_shared_blocks();
+            }
+            let tree = Arc::new(Tree::new(
+                RootPtr { tree: id, bytenr: item.bytenr, generation: item.generation, level: item.level },
+                Arc::clone(&self.store),
+                RootState::new(key.offset, item),
+            ));
+            race_point();
+            if let Some(tree) = self.trees.keep_loaded(tree, nr_unloadings) {
+                break tree;
+            }
+        };
+        self.unload_trees();
+        Ok(Some(tree))
+    }
+
+    /// Unloads trees that nobody uses if there are too many in memory. During a commit, the commit unloads them in the
+    /// end.
+    pub fn unload_trees(&self) {
+        if self.trees.are_too_many(self.trees_max())
+            && let Some(_work) = self.commit_state.try_lock()
+        {
+            self.trees.unload_unused(self.trees_max());
+        }
+    }
+
+    /// Unloads trees as [`Self::unload_trees`] does, at the end of a commit, before which changed trees could not be
+    /// unloaded. The caller holds the commit lock.
+    pub(crate) fn unload_committed_trees(&self) {
+        if self.trees.nr_trees() > self.trees_max() {
+            self.trees.unload_unused(self.trees_max());
+        }
+    }
+
+    /// Number of trees in memory from which on unused trees are unloaded.
+    fn trees_max(&self) -> usize {
+        let bytes = self.options.memory_part(TREES_PART);
+        usize::try_from(bytes / TREE_BYTES).unwrap_or(usize::MAX).max(TREES_MIN)
+    }
+
+    /// Number of trees in memory.
+    pub fn nr_loaded_trees(&self) -> usize {
+        self.trees.nr_trees()
+    }
+
+    /// The root item of a tree that is in memory, which may be newer than the item in the root tree.
+    pub fn loaded_root_item(&self, id: RootId) -> Option<RootItem> {
+        self.trees.get(id)?.root.lock().item.clone()
+    }
+
+    /// Returns the current root item of a tree, or `None` if the tree does not exist.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the root tree cannot be read or the root item is corrupt.
+    pub fn root_item(&self, id: RootId) -> Result<Option<RootItem>> {
+        if let Some(item) = self.loaded_root_item(id) {
+            return Ok(Some(item));
+        }
+        Ok(self.find_root_item(id)?.map(|(_, item)| item))
+    }
+
+    fn find_root_item(&self, id: RootId) -> Result<Option<(Key, RootItem)>> {
+        let Some(roots) = self.trees.get(RootId::ROOT_TREE) else { return Ok(None) };
+        let start = Key::new(id.0, KeyType::ROOT_ITEM, 0);
+        let end = Key::new(id.0, KeyType::ROOT_ITEM, u64::MAX);
+        let Some((key, data)) = roots.last_le(&end, &start)? else { return Ok(None) };
+        let item = RootItem::decode_any(&data).map_err(|cause| Error::from(cause).in_tree(RootId::ROOT_TREE))?;
+        Ok(Some((key, item)))
+    }
+
+    /// Returns a tree that this filesystem must have, given its feature bits. A missing tree is corruption.
+    pub(crate) fn own_tree(&self, id: RootId) -> Result<Arc<Tree>> {
+        self.tree(id)?.ok_or_else(|| missing_tree(id))
+    }
+}
+
+/// The error for a missing tree that must exist.
+pub(crate) fn missing_tree(id: RootId) -> Error {
+    let expected = "expected this tree to exist";
+    let cause = FormatError::Value { what: "RootItem", field: "objectid", value: id.0, expected };
+    Error::from(cause).in_tree(RootId::ROOT_TREE)
+}
+
+/// Memory of the trees of subvolumes.
+const TREES_PART: MemoryPart = (1, 32);
+/// Estimated memory of a tree without delayed items, in bytes: root item, view, locks.
+const TREE_BYTES: u64 = 2048;
+/// The share above is at least this number of trees.
+const TREES_MIN: usize = 256;

@@ -96,6 +96,17 @@ pub(crate) struct RootState {
     pub(crate) last_snapshot: Generation,
 }
 
+impl RootState {
+    pub(crate) fn new(key_offset: u64, item: RootItem) -> Self {
+        Self { key_offset, last_snapshot: item.last_snapshot, item: Some(item) }
+    }
+
+    /// State of the root tree and the chunk tree, whose roots are in the superblock.
+    pub(crate) fn in_superblock() -> Self {
+        Self { key_offset: 0, last_snapshot: Generation(0), item: None }
+    }
+}
+
 /// An item's bytes: from a delayed item or from a node.
 #[derive(Clone, Debug)]
 pub enum ItemRef {
