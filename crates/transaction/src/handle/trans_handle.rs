@@ -51,7 +51,7 @@ impl Drop for MetadataReservation<'_> {
 /// briefly: the holder does no I/O, and waits for no lock that other threads hold during I/O.
 #[derive(Debug)]
 pub struct TransHandle<'e> {
-    engine: &'e Engine,
+    pub(crate) engine: &'e Engine,
     /// Load of the changes. The load is added once, when the handle is dropped, so that threads do not contend for the
     /// counters. Until the drop, the reservation accounts for the load.
     load: Cell<HandleLoad>,
@@ -174,12 +174,6 @@ impl TransHandle<'_> {
             self.load.set(load);
         }
         TreeChanges { op: self, tree, items: None }
-    }
-
-    /// Notes that the operation moves a directory: later fsyncs of this transaction commit, so that files below the
-    /// directory are found under their new path.
-    pub fn note_directory_moved(&self) {
-        self.engine.tree_log.note_dir_moved(self.generation());
     }
 
     /// Adds the checksums of an extent that is already written, one for each sector from `at` on.

@@ -58,6 +58,7 @@ pub use load::FoundLog;
 pub(crate) use load::load;
 
 use crate::delayed::tree_view::Tree;
+use crate::handle::trans_handle::TransHandle;
 use crate::lock_rank::{self, Rank, RankedMutex};
 use log_tree::{LogBlocks, LogTree};
 use sync::Queue;
@@ -186,5 +187,13 @@ impl TreeLog {
             unchanged: self.unchanged.load(Ordering::Relaxed),
             commits: self.commits.load(Ordering::Relaxed),
         }
+    }
+}
+
+impl TransHandle<'_> {
+    /// Notes that the operation moves a directory: later fsyncs of this transaction commit, so that files below the
+    /// directory are found under their new path.
+    pub fn note_directory_moved(&self) {
+        self.engine.tree_log.note_dir_moved(self.generation());
     }
 }
