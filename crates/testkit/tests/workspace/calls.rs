@@ -22,7 +22,7 @@ const KNOWN: &[(&str, &str, &str, usize)] = &[
     ("transaction", "handle", "commit", 2),
     ("transaction", "handle", "flush_delayed_items", 1),
     ("transaction", "handle", "quotas", 1),
-    ("transaction", "handle", "tree_log", 2),
+    ("transaction", "handle", "tree_log", 1),
     ("transaction", "handle", "try_between_commits", 1),
     ("transaction", "extents", "commit", 4),
     ("transaction", "extents", "reserve_quota", 1),

@@ -19,6 +19,8 @@
 //!   commit replaces the apply.
 //! - I3. Blocks that one apply wrote and a later apply replaced are reusable only after the commit, so rows are applied
 //!   only while room is ample.
+//! - I4. An apply leaves delayed refs, data extents and checksums for the commit, and the changed trees with their new
+//!   nodes. When many of these wait, the flush is a commit.
 
 use std::sync::Arc;
 
@@ -27,7 +29,8 @@ use ubtrfs_format::Generation;
 
 use crate::commit_state::CommitWork;
 use crate::delayed::tree_view::Tree;
-use crate::engine::Engine;
+use crate::engine::{Engine, MemoryPart};
+use crate::handle::throttle::{NAMES_PART, ROWS_PART};
 use crate::health::stats::Span;
 
 impl Engine {
@@ -47,6 +50,18 @@ impl Engine {
         }
         self.check_writable()?;
         self.or_abort("applying delayed items", || self.apply_rows(&mut work))
+    }
+
+    /// Whether a flush should apply rows and leave the names delayed, instead of committing. `nr_refs` is the number of
+    /// delayed refs of earlier applies.
+    fn rows_are_worth_an_apply(&self, nr_refs: usize) -> bool {
+        let waiting = (nr_refs.saturating_add(self.ledger.nr_put()) as u64).saturating_mul(WAITING_BYTES);
+        let trees = (self.running.nr_listed() as u64).saturating_mul(self.changed_tree_bytes());
+        waiting.saturating_add(trees) < self.options.memory_part(WAITING_PART)
+            && self.admission.load.name_memory_bytes() < self.options.memory_part(NAMES_PART)
+            && self.admission.load.row_memory_bytes() >= self.options.memory_part(ROWS_PART) / 2
+            && !self.tree_log.was_used_lately(self.generation())
+            && self.has_ample_room_for_metadata()
     }
 
     fn apply_rows(&self, work: &mut CommitWork) -> Result<()> {
@@ -73,3 +88,9 @@ impl Engine {
         (self.running.transid(), frozen)
     }
 }
+
+/// Memory of delayed refs, data extents and checksums at which a flush becomes a commit, because only a commit frees
+/// this memory (I4).
+const WAITING_PART: MemoryPart = (8, 16);
+/// Estimated memory of a delayed ref, or of a data extent with its checksums in the ledger, until its commit ends.
+const WAITING_BYTES: u64 = 256;

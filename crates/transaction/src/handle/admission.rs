@@ -18,7 +18,7 @@ use crate::health::metric::Metric;
 /// The state of reservations.
 #[derive(Debug, Default)]
 pub(crate) struct Admission {
-    pub(in crate::handle) load: TransactionLoad,
+    pub(crate) load: TransactionLoad,
     pub(in crate::handle) metadata_tickets: TicketQueue,
     pub(in crate::handle) throttle: Throttle,
     /// Bytes of the extent tree at the last commit.

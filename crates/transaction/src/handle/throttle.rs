@@ -20,9 +20,7 @@
 //!   (The writer may be the commit thread itself, which writes file data back before it commits.)
 //! - I2. Active and frozen items together take no more than [`DELAYED_PART`] of the engine's memory, plus about a MiB
 //!   of operations that are under way or not counted yet ([`crate::handle::metadata_reservation`]).
-//! - I3. An apply of rows leaves delayed refs, data extents and checksums for the commit, and the changed trees with
-//!   their new nodes. When many of these wait, the flush is a commit.
-//! - I4. Each changed tree counts, with one node, from its first change on: a transaction may change thousands of small
+//! - I3. Each changed tree counts, with one node, from its first change on: a transaction may change thousands of small
 //!   subvolumes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -146,20 +144,8 @@ impl Engine {
         }
     }
 
-    /// Whether a flush should apply rows and leave the names delayed, instead of committing. `nr_refs` is the number of
-    /// delayed refs of earlier applies.
-    pub(crate) fn rows_are_worth_an_apply(&self, nr_refs: usize) -> bool {
-        let waiting = (nr_refs.saturating_add(self.ledger.nr_put()) as u64).saturating_mul(WAITING_BYTES);
-        let trees = (self.running.nr_listed() as u64).saturating_mul(self.changed_tree_bytes());
-        waiting.saturating_add(trees) < self.memory_part(WAITING_PART)
-            && self.admission.load.name_memory_bytes() < self.memory_part(NAMES_PART)
-            && self.admission.load.row_memory_bytes() >= self.memory_part(ROWS_PART) / 2
-            && !self.tree_log.was_used_lately(self.generation())
-            && self.has_ample_room_for_metadata()
-    }
-
     /// Estimated memory of a changed tree until the commit, without its delayed items: the tree, its subvolume, and a new
-    /// node (I4).
+    /// node (I3).
     pub(crate) fn changed_tree_bytes(&self) -> u64 {
         CHANGED_TREE_BYTES.saturating_add(self.geometry.nodesize.into())
     }
@@ -210,18 +196,13 @@ const DELAYED_PART: MemoryPart = (11, 16);
 /// Maximum memory of active delayed items.
 const LIMIT_PART: MemoryPart = (9, 16);
 /// Memory of names at which a flush becomes a commit.
-const NAMES_PART: MemoryPart = (7, 16);
+pub(crate) const NAMES_PART: MemoryPart = (7, 16);
 /// Memory of active items at which a flush begins, if fsync is in use.
 const START_PART: MemoryPart = (5, 16);
 /// Memory of rows at which a flush begins, if fsync is not in use.
-const ROWS_PART: MemoryPart = (2, 16);
+pub(crate) const ROWS_PART: MemoryPart = (2, 16);
 /// Memory of rows and names together at which a flush begins in any case.
 const ROWS_START_MAX: MemoryPart = (8, 16);
-/// Memory of delayed refs, data extents and checksums at which a flush becomes a commit, because only a commit frees
-/// this memory (I3).
-const WAITING_PART: MemoryPart = (8, 16);
-/// Estimated memory of a delayed ref, or of a data extent with its checksums in the ledger, until its commit ends.
-const WAITING_BYTES: u64 = 256;
 /// Estimated memory of a changed tree and its subvolume, without nodes.
 const CHANGED_TREE_BYTES: u64 = 8192;
 /// Memory of active items below which writers are not slowed.
