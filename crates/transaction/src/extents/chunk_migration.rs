@@ -81,7 +81,8 @@ impl Migrations {
         self.stages.lock().values().any(|stage| matches!(stage, Stage::Copied))
     }
 
-    fn begin(&self, start: Logical) -> Result<()> {
+    /// Notes that a block group begins to move. Fails if it is being moved or removed already (M1).
+    pub(crate) fn begin(&self, start: Logical) -> Result<()> {
         let mut stages = self.stages.lock();
         if stages.contains_key(&start) {
             return Err(Error::BlockGroupBusy { start, work: "moved" });
@@ -104,6 +105,11 @@ impl Migrations {
         self.end(start);
     }
 
+    /// Notes that all pieces are copied, so that the next commit records the migration (M2).
+    pub(crate) fn note_copied(&self, start: Logical) {
+        self.set(start, Stage::Copied);
+    }
+
     fn set(&self, start: Logical, stage: Stage) {
         self.stages.lock().insert(start, stage);
     }
@@ -113,12 +119,13 @@ impl Migrations {
         stages.iter().filter(|(_, stage)| matches!(stage, Stage::Copied)).map(|(start, _)| *start).collect()
     }
 
-    fn end(&self, start: Logical) -> Option<Stage> {
-        self.stages.lock().remove(&start)
+    /// Ends a migration. Returns false if it has ended already.
+    pub(crate) fn end(&self, start: Logical) -> bool {
+        self.stages.lock().remove(&start).is_some()
     }
 
     /// The error of the commit that could not record this migration, if there was one.
-    fn take_failure(&self, start: Logical) -> Option<Error> {
+    pub(crate) fn take_failure(&self, start: Logical) -> Option<Error> {
         match self.stages.lock().get(&start) {
             Some(Stage::Failed(error)) => Some(error.clone()),
             _ => None,
@@ -153,7 +160,7 @@ impl Engine {
             return Err(Error::BlockGroupBusy { start, work: "emptied" });
         }
         let moved = self.copy_and_record(start, placement, job);
-        if moved.is_err() && self.migrations.end(start).is_some() {
+        if moved.is_err() && self.migrations.end(start) {
             self.volumes.cancel_migration(start);
         }
         self.update_unallocated();
@@ -205,7 +212,7 @@ impl Engine {
             Ok(())
         })?;
         let copied_bytes = copied_bytes.into_inner();
-        self.migrations.set(start, Stage::Copied);
+        self.migrations.note_copied(start);
         while self.migrations.contains(start) {
             self.commit()?;
             if let Some(error) = self.migrations.take_failure(start) {
@@ -216,7 +223,7 @@ impl Engine {
     }
 
     /// Fails if the superblock has no room for the item of a system chunk.
-    fn check_system_chunk_fits(&self, start: Logical, target: &ChunkItem) -> Result<()> {
+    pub(crate) fn check_system_chunk_fits(&self, start: Logical, target: &ChunkItem) -> Result<()> {
         if !target.flags.contains(BlockGroupFlags::SYSTEM) {
             return Ok(());
         }
