@@ -6,8 +6,9 @@
 //! The modules, from the top down; each imports only from modules below it:
 //!
 //! - `devices`: work on whole devices, such as bringing one up to date.
+//! - `moving`: moving block groups, with commits between the steps.
 //! - `commit`: the sequence that makes a transaction durable, and applying delayed items to their trees.
-//! - `relocation`: moving extents out of a block group.
+//! - `relocation`: moving extents out of a block group, inside of a commit.
 //! - `tree_log`: fsync without a commit, and reading the log at open.
 //! - `roots`: making, changing and dropping subvolumes and snapshots.
 //! - `cow`: how nodes and references change when a batch changes a tree.
@@ -48,6 +49,7 @@ mod handle;
 mod health;
 mod job;
 pub mod lock_rank;
+mod moving;
 mod nodes;
 mod open;
 mod per_thread;
@@ -72,7 +74,6 @@ pub use devices::rewrite_id::rewrite_id;
 pub use devices::scrub::{DeviceScrub, ScrubCounts, ScrubFinding, ScrubRequest};
 pub use devices::size::DEVICE_LEN_MIN;
 pub use engine::{BackgroundWork, DirtyData, Engine, Flusher, Geometry, OpenOptions, Usage};
-pub use extents::chunk_migration::MigratedChunk;
 pub use extents::conversion::ConversionTargets;
 pub use extents::data_io::{DataExtent, DataReservation};
 pub use extents::replacing::SuspendedReplacement;
@@ -86,13 +87,14 @@ pub use health::metric::{Metric, prometheus_text};
 pub use health::stats::{Reclaim, Span, SpanGuard, Stats};
 pub use health::unwind::note_panic;
 pub use job::{Job, Progress};
+pub use moving::migrate::MigratedChunk;
+pub use moving::relocate::{RelocatedGroup, RelocationFailure};
 pub use nodes::leaf_ahead::LeafReadAhead;
 pub use per_thread::PerThread;
 pub use qgroup::control::{QgroupInfo, QuotaKind, QuotaStatus};
 #[cfg(debug_assertions)]
 pub use race::delay_races;
 pub use race::race_point;
-pub use relocation::group::{RelocatedGroup, RelocationFailure};
 pub use rescue::Rescue;
 pub use roots::committed::{CommittedTree, UseHint};
 pub use tree_log::{FoundLog, LogStats};

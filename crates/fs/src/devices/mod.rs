@@ -1,7 +1,7 @@
 //! Devices and block groups: adding, removing and replacing devices, their sizes, use of their space, scrubs, and moving
 //! block groups on the devices.
 //!
-//! This folder only calls the engine. The decisions are in crate `transaction`: `devices`, `extents/chunk_migration.rs` and
+//! This folder only calls the engine. The decisions are in crate `transaction`: `devices`, `moving/migrate.rs` and
 //! `extents/trim.rs`.
 
 mod block_group;

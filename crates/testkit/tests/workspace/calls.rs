@@ -24,15 +24,12 @@ const KNOWN: &[(&str, &str, &str, usize)] = &[
     ("transaction", "handle", "quotas", 1),
     ("transaction", "handle", "tree_log", 1),
     ("transaction", "handle", "try_between_commits", 1),
-    ("transaction", "extents", "commit", 4),
+    ("transaction", "extents", "commit", 1),
     ("transaction", "extents", "reserve_quota", 1),
     ("transaction", "extents", "try_between_commits", 1),
     ("transaction", "extents", "try_reserve_quota", 3),
     ("transaction", "qgroup", "commit", 3),
     ("transaction", "roots", "commit", 1),
-    ("transaction", "relocation", "commit", 3),
-    ("transaction", "relocation", "commit_with_step", 3),
-    ("transaction", "relocation", "try_between_commits", 1),
     ("transaction", "tree_log", "commit", 1),
 ];
 

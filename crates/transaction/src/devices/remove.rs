@@ -1,7 +1,7 @@
 //! Devices that leave the filesystem.
 //!
-//! The chunks of a device move to the other devices ([`crate::extents::chunk_migration`]), or their extents to other block
-//! groups ([`crate::relocation::group`]). From a seed device, only extents move, because the copies of tree blocks get the
+//! The chunks of a device move to the other devices ([`crate::moving::migrate`]), or their extents to other block
+//! groups ([`crate::moving::relocate`]). From a seed device, only extents move, because the copies of tree blocks get the
 //! fsid of this filesystem. Then a commit deletes the device item, and the superblocks of the device are wiped.
 //!
 //! Invariants:

@@ -1,8 +1,8 @@
 //! Changes of the number of bytes that the filesystem uses on a device.
 //!
 //! Growing needs a device that is large enough, and changes the device item and the superblock in one commit. Shrinking
-//! first moves every chunk that reaches past the new end ([`crate::extents::chunk_migration`]). A block group whose
-//! chunk finds no room below the new end is emptied into other block groups ([`crate::relocation::group`]). While
+//! first moves every chunk that reaches past the new end ([`crate::moving::migrate`]). A block group whose
+//! chunk finds no room below the new end is emptied into other block groups ([`crate::moving::relocate`]). While
 //! chunks move, new chunks are made only below the new end.
 //!
 //! I1. While a device's limit is set, no chunk is made past the limit or moved past it (`volumes::chunk_map`). So once

@@ -3,7 +3,7 @@
 //! - `extent_tree`, `csum_tree`, `free_space_tree`: the items of these trees.
 //! - `data_io`: the I/O of data extents, with checksums.
 //! - `chunk_alloc`, `conversion`: making chunks, and the profile of new chunks during a conversion.
-//! - `chunk_migration`, `copy_check`: moving chunks on the devices, checking what is copied.
+//! - `chunk_migration`: the chunks that move on the devices, and recording the moves.
 //! - `device_items`, `replacing`: changes of devices that a commit records.
 //! - `emptying`: block groups that a relocation empties.
 //! - `trim`: discarding free space.
@@ -11,7 +11,6 @@
 pub(crate) mod chunk_alloc;
 pub(crate) mod chunk_migration;
 pub(crate) mod conversion;
-pub(crate) mod copy_check;
 pub(crate) mod csum_tree;
 pub(crate) mod data_io;
 pub(crate) mod device_items;

@@ -19,8 +19,8 @@ use crate::engine::Engine;
 use crate::handle::metadata_reservation::Purpose;
 use crate::handle::trans_handle::regular_extent;
 use crate::job::Job;
+use crate::moving::data_copy::DataCopies;
 use crate::race::race_point;
-use crate::relocation::data_copy::DataCopies;
 use crate::relocation::extent_record::{ExtentRecord, record_at};
 use crate::relocation::step::{RelocationStep, extents_in_group};
 

@@ -1,5 +1,5 @@
 //! Checks the content of a chunk that is copied to another place, and the first copy of a chunk before the other copies
-//! are given up ([`crate::extents::chunk_migration`]).
+//! are given up ([`crate::moving::migrate`]).
 //!
 //! The filesystem is in use during the check: extents are allocated, written, freed and allocated again. So even in
 //! undamaged chunks, copies may differ, and content may contradict its checksum.
