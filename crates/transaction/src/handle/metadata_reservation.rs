@@ -164,13 +164,7 @@ impl Engine {
             if let Some(reservation) = self.try_between_commits(granted)? {
                 return Ok(Some(reservation));
             }
-            self.admission.load.add_shares();
-            // Writeback also waits for changes that were put since the commit: the next commit replaces their estimate.
-            let may_get_less = match purpose {
-                Purpose::Writeback => self.admission.load.active() != Load::default(),
-                _ => self.admission.load.nr_reserved.load(Ordering::Relaxed) > 0,
-            };
-            if !may_get_less || begun.elapsed() >= patience {
+            if !self.admission.load.may_get_less(purpose) || begun.elapsed() >= patience {
                 // Try once more: the last reservation of another thread may have ended just now.
                 return Ok(granted());
             }

@@ -173,6 +173,16 @@ impl TransactionLoad {
         self.nr_reserved.load(Ordering::Relaxed)
     }
 
+    /// Whether the load may get less without a reservation for `purpose`: when other threads put their admitted changes.
+    pub(crate) fn may_get_less(&self, purpose: Purpose) -> bool {
+        self.add_shares();
+        // Writeback also waits for changes that were put since the commit: the next commit replaces their estimate.
+        match purpose {
+            Purpose::Writeback => self.active() != Load::default(),
+            _ => self.nr_reserved.load(Ordering::Relaxed) > 0,
+        }
+    }
+
     /// Adds the bytes of new checksums to the load.
     pub(crate) fn add_csums(&self, bytes: u64) {
         self.csum_bytes.fetch_add(bytes, Ordering::Relaxed);
