@@ -34,6 +34,7 @@ use crate::extents::emptying::Relocations;
 use crate::extents::trim::FreedExtents;
 use crate::handle::admission::Admission;
 use crate::handle::running::RunningTransaction;
+use crate::handle::ticket::Tickets;
 use crate::health::abort::AbortState;
 use crate::health::metric::Metric;
 use crate::health::stats::Stats;
@@ -231,6 +232,7 @@ pub struct Engine {
     pub(crate) chunk_tree_uuid: Uuid,
     pub(crate) running: RunningTransaction,
     pub(crate) admission: Admission,
+    pub(crate) tickets: Tickets,
     pub(crate) commit_state: CommitState,
     pub(crate) trees: LoadedTrees,
     pub(crate) roots: Roots,
@@ -288,6 +290,7 @@ impl Engine {
             chunk_tree_uuid: parts.chunk_tree_uuid,
             running: RunningTransaction::after(parts.superblock.generation),
             admission: Admission::default(),
+            tickets: Tickets::default(),
             commit_state: CommitState::new(parts.superblock),
             trees: LoadedTrees::new(parts.trees),
             roots: Roots::default(),
@@ -480,7 +483,8 @@ impl Engine {
         out.push(Metric::gauge("node_cache_bytes", "Nodes in the cache", cache.bytes as f64));
         let unwritten = self.store.most_unwritten_bytes() as f64;
         out.push(Metric::gauge("unwritten_nodes_max_bytes", "Largest size of nodes waiting to be written", unwritten));
-        out.extend(self.admission.metrics());
+        out.extend(self.tickets.metrics());
+        out.push(self.admission.metric());
         out.push(Metric::gauge(
             "committed_generation",
             "Generation of the last transaction on disk",

@@ -99,14 +99,13 @@ impl Engine {
                     .map(|inner| DataReservation { inner, quota: QuotaReservation::default() }),
             )
         };
-        if self.admission.data_tickets().is_empty()
+        if self.tickets.data.is_empty()
             && let Some(reservation) = granted()?
         {
             return Ok(reservation);
         }
         // Writeback replaces pessimistic reservations by extents; a commit frees pinned space.
-        let reclaimed =
-            self.reserve_with_reclaim(Some(self.admission.data_tickets()), granted, |round| self.reclaim_data(round));
+        let reclaimed = self.reserve_with_reclaim(Some(&self.tickets.data), granted, |round| self.reclaim_data(round));
         match reclaimed {
             // While another thread commits, less space is free than after the commit: space is pinned, and in mixed
             // block groups the need of metadata is counted twice (I5 of `handle/metadata_reservation.rs`). So the last
@@ -152,7 +151,7 @@ impl Engine {
         self.check_writable()?;
         #[cfg(debug_assertions)]
         crate::handle::refusal::check()?;
-        if !self.admission.data_tickets().is_empty() {
+        if !self.tickets.data.is_empty() {
             return Ok(None);
         }
         let need = Need::new_data(bytes, 1, self.geometry.nodesize.into());
@@ -180,7 +179,7 @@ impl Engine {
         let mut nr_left = 0u64;
         // Find the number of sectors bit by bit, from the highest bit down.
         let mut step = bytes.checked_div(sectorsize).and_then(u64::checked_next_power_of_two).unwrap_or(0);
-        while step > 0 && self.admission.data_tickets().is_empty() {
+        while step > 0 && self.tickets.data.is_empty() {
             let more = step.saturating_mul(sectorsize);
             if nr_left.saturating_add(step).saturating_mul(sectorsize) < bytes
                 && let Some(quota) =

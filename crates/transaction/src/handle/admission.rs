@@ -2,8 +2,8 @@
 //!
 //! - I1. Each reservation ends once: when no change runs and no data is dirty, nothing is reserved.
 //!
-//! Owns the load of the running transaction, the queues of tickets, and the throttle. No other lock is taken under the
-//! lock of a queue or of a thread's share of the load.
+//! Owns the load of the running transaction, and the throttle. No other lock is taken under the lock of a thread's share
+//! of the load.
 
 use std::sync::atomic::AtomicU64;
 
@@ -11,7 +11,6 @@ use ubtrfs_space::SpaceKind;
 
 use crate::engine::Engine;
 use crate::handle::throttle::{FlushProgress, Throttle};
-use crate::handle::ticket::TicketQueue;
 use crate::handle::transaction_load::TransactionLoad;
 use crate::health::metric::Metric;
 
@@ -19,11 +18,9 @@ use crate::health::metric::Metric;
 #[derive(Debug, Default)]
 pub(crate) struct Admission {
     pub(crate) load: TransactionLoad,
-    pub(in crate::handle) metadata_tickets: TicketQueue,
     pub(in crate::handle) throttle: Throttle,
     /// Bytes of the extent tree at the last commit.
     pub(in crate::handle) extent_tree_bytes: AtomicU64,
-    data_tickets: TicketQueue,
 }
 
 impl Engine {
@@ -41,11 +38,6 @@ impl Engine {
 }
 
 impl Admission {
-    /// The queue of reservations that wait for data space.
-    pub(crate) fn data_tickets(&self) -> &TicketQueue {
-        &self.data_tickets
-    }
-
     /// Begins a flush of delayed items, which ends when the returned value is dropped.
     pub(crate) fn begin_flush(&self) -> FlushProgress<'_> {
         self.throttle.begin()
@@ -61,18 +53,9 @@ impl Admission {
         self.load.frozen_items_dropped();
     }
 
-    /// Metrics of the queues and of the memory of delayed items.
-    pub(crate) fn metrics(&self) -> Vec<Metric> {
-        let mut out = Vec::new();
-        for (kind, queue) in [("data", &self.data_tickets), ("metadata", &self.metadata_tickets)] {
-            let (waiting, failed) = queue.counts();
-            let queued = Metric::gauge("tickets_waiting", "Reservations that wait for their turn", waiting as f64);
-            let failed = Metric::counter("tickets_failed_total", "Reclaims that did not help", failed as f64);
-            out.extend([queued, failed].map(|metric| metric.label("kind", kind)));
-        }
-        let delayed = self.load.memory_bytes() as f64;
+    /// The metric of the memory of delayed items.
+    pub(crate) fn metric(&self) -> Metric {
         let help = "Memory of delayed items in the running transaction";
-        out.push(Metric::gauge("delayed_item_bytes", help, delayed));
-        out
+        Metric::gauge("delayed_item_bytes", help, self.load.memory_bytes() as f64)
     }
 }

@@ -110,7 +110,7 @@ impl Engine {
         crate::handle::refusal::check()?;
         self.limit_delayed_items()?;
         let granted = || self.admit_most(most, least, purpose);
-        if !purpose.is_ordinary() || self.admission.metadata_tickets.is_empty() {
+        if !purpose.is_ordinary() || self.tickets.metadata.is_empty() {
             // A snapshot takes nothing from the thread's stock ([`Share`]). The stock was admitted before this snapshot
             // was counted, so its need does not include the copies of blocks that the snapshot will share.
             if purpose != Purpose::Snapshot && self.admission.load.take_admitted(most as u64) {
@@ -129,7 +129,7 @@ impl Engine {
         // Try cheap steps first. A commit replaces estimates by exact numbers and frees pinned space; writing dirty
         // data before the commit replaces more estimates.
         let reclaimed = self.reserve_with_reclaim(
-            Some(&self.admission.metadata_tickets),
+            Some(&self.tickets.metadata),
             || Ok(granted()),
             |round| {
                 if round > 0 {

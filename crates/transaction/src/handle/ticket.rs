@@ -15,6 +15,8 @@
 //!   that free space.
 //! - I3. A waiter does not reclaim if, while it waited, reclaim failed to help an earlier waiter: it tries its
 //!   reservation once, and fails if there is still not enough space.
+//!
+//! Owns the queues, each under a lock. No other lock is taken under the lock of a queue.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,8 +26,30 @@ use parking_lot::{Condvar, Mutex};
 use ubtrfs_error::{Error, Result};
 
 use crate::engine::Engine;
+use crate::health::metric::Metric;
 use crate::health::stats::Span;
 use crate::lock_rank::{self, Rank};
+
+/// The queues of reservations that wait for space.
+#[derive(Debug, Default)]
+pub(crate) struct Tickets {
+    pub(crate) metadata: TicketQueue,
+    pub(crate) data: TicketQueue,
+}
+
+impl Tickets {
+    /// Metrics of the queues.
+    pub(crate) fn metrics(&self) -> Vec<Metric> {
+        let mut out = Vec::new();
+        for (kind, queue) in [("data", &self.data), ("metadata", &self.metadata)] {
+            let (waiting, failed) = queue.counts();
+            let queued = Metric::gauge("tickets_waiting", "Reservations that wait for their turn", waiting as f64);
+            let failed = Metric::counter("tickets_failed_total", "Reclaims that did not help", failed as f64);
+            out.extend([queued, failed].map(|metric| metric.label("kind", kind)));
+        }
+        out
+    }
+}
 
 /// The queue of one kind of space.
 #[derive(Debug, Default)]
@@ -52,7 +76,7 @@ impl TicketQueue {
     }
 
     /// Number of waiting tickets, and of reclaims that failed to help.
-    pub(crate) fn counts(&self) -> (u64, u64) {
+    fn counts(&self) -> (u64, u64) {
         (self.nr_waiting.load(Ordering::Relaxed), self.nr_failures.load(Ordering::Relaxed))
     }
 
