@@ -128,6 +128,7 @@ const FOLDERS: &[(&str, &[&str])] = &[
             "relocation",
             "tree_log",
             "commit",
+            "reservation",
             "moving",
             "devices",
         ],

@@ -34,7 +34,6 @@ use crate::extents::emptying::Relocations;
 use crate::extents::trim::FreedExtents;
 use crate::handle::admission::Admission;
 use crate::handle::running::RunningTransaction;
-use crate::handle::ticket::Tickets;
 use crate::health::abort::AbortState;
 use crate::health::metric::Metric;
 use crate::health::stats::Stats;
@@ -43,6 +42,7 @@ use crate::nodes::leaf_ahead::LeafReadAhead;
 use crate::nodes::store::NodeStore;
 use crate::qgroup::state::Quotas;
 use crate::rescue::Rescue;
+use crate::reservation::ticket::Tickets;
 use crate::roots::state::Roots;
 use crate::tree_log::{FoundLog, TreeLog};
 
@@ -97,6 +97,9 @@ impl Default for OpenOptions {
 
 /// A part of the engine's memory, as numerator and denominator.
 pub(crate) type MemoryPart = (u64, u64);
+
+/// Memory of cached nodes that are also on the devices.
+pub(crate) const CACHE_PART: MemoryPart = (6, 16);
 
 /// Sizes and features that never change while a filesystem is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

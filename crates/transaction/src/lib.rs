@@ -7,6 +7,7 @@
 //!
 //! - `devices`: work on whole devices, such as bringing one up to date.
 //! - `moving`: moving block groups, with commits between the steps.
+//! - `reservation`: reserving space, with the flushes and commits that make room.
 //! - `commit`: the sequence that makes a transaction durable, and applying delayed items to their trees.
 //! - `relocation`: moving extents out of a block group, inside of a commit.
 //! - `tree_log`: fsync without a commit, and reading the log at open.
@@ -15,7 +16,7 @@
 //! - `qgroup`: quota groups, and the accounting of extents by their users.
 //! - `backref`: the references to an extent, and the subvolumes and inodes that use it.
 //! - `extents`: extent, csum and free space trees, data extents, chunk allocation.
-//! - `handle`: transaction handles, their reservations, and the waits before they begin.
+//! - `handle`: transaction handles, and the room that their changes need.
 //! - `delayed`: changes of items and data extents in memory, and trees as readers see them with these changes.
 //! - `nodes`: tree nodes between memory and the devices.
 //! - `health`: turning the filesystem read-only after errors and panics, statistics, the timeline.
@@ -57,6 +58,7 @@ mod qgroup;
 mod race;
 mod relocation;
 mod rescue;
+mod reservation;
 mod roots;
 #[cfg(test)]
 mod test_tree;

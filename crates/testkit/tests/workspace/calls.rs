@@ -19,15 +19,7 @@ const TYPES: &[(&str, &str, &str)] = &[("fs", "Fs", "fs"), ("transaction", "Engi
 
 /// Calls against I1: crate, calling folder, called method or part, number of calls.
 const KNOWN: &[(&str, &str, &str, usize)] = &[
-    ("transaction", "handle", "commit", 2),
-    ("transaction", "handle", "flush_delayed_items", 1),
-    ("transaction", "handle", "quotas", 1),
-    ("transaction", "handle", "tree_log", 1),
-    ("transaction", "handle", "try_between_commits", 1),
     ("transaction", "extents", "commit", 1),
-    ("transaction", "extents", "reserve_quota", 1),
-    ("transaction", "extents", "try_between_commits", 1),
-    ("transaction", "extents", "try_reserve_quota", 3),
     ("transaction", "qgroup", "commit", 3),
     ("transaction", "roots", "commit", 1),
     ("transaction", "tree_log", "commit", 1),

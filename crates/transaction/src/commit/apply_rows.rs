@@ -30,7 +30,6 @@ use ubtrfs_format::Generation;
 use crate::commit_state::CommitWork;
 use crate::delayed::tree_view::Tree;
 use crate::engine::{Engine, MemoryPart};
-use crate::handle::throttle::{NAMES_PART, ROWS_PART};
 use crate::health::stats::Span;
 
 impl Engine {
@@ -94,3 +93,7 @@ impl Engine {
 const WAITING_PART: MemoryPart = (8, 16);
 /// Estimated memory of a delayed ref, or of a data extent with its checksums in the ledger, until its commit ends.
 const WAITING_BYTES: u64 = 256;
+/// Memory of names at which a flush becomes a commit.
+pub(crate) const NAMES_PART: MemoryPart = (7, 16);
+/// Memory of rows at which a flush begins, if fsync is not in use.
+pub(crate) const ROWS_PART: MemoryPart = (2, 16);

@@ -19,9 +19,8 @@ use ubtrfs_volumes::Volumes;
 use uuid::Uuid;
 
 use crate::devices::add::check_new_device;
-use crate::engine::{Engine, OpenOptions};
+use crate::engine::{CACHE_PART, Engine, OpenOptions};
 use crate::extents::device_items::DeviceChange;
-use crate::handle::throttle::CACHE_PART;
 use crate::job::Job;
 use crate::open::Loaded;
 

@@ -1,16 +1,14 @@
-//! [`Admission`]: decides whether a change may begin, and makes it wait if necessary.
+//! [`Admission`]: the load by which changes are admitted, and the progress of the flush by which writers are slowed.
 //!
 //! - I1. Each reservation ends once: when no change runs and no data is dirty, nothing is reserved.
 //!
 //! Owns the load of the running transaction, and the throttle. No other lock is taken under the lock of a thread's share
 //! of the load.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use ubtrfs_space::SpaceKind;
-
-use crate::engine::Engine;
-use crate::handle::throttle::{FlushProgress, Throttle};
+use crate::engine::{BackgroundWork, Engine};
+use crate::handle::flush_progress::{FlushProgress, Throttle};
 use crate::handle::transaction_load::TransactionLoad;
 use crate::health::metric::Metric;
 
@@ -18,21 +16,23 @@ use crate::health::metric::Metric;
 #[derive(Debug, Default)]
 pub(crate) struct Admission {
     pub(crate) load: TransactionLoad,
-    pub(in crate::handle) throttle: Throttle,
+    pub(crate) throttle: Throttle,
     /// Bytes of the extent tree at the last commit.
     pub(in crate::handle) extent_tree_bytes: AtomicU64,
 }
 
 impl Engine {
-    /// Checks I1 in debug builds. Called when the filesystem was closed without a failure: no change runs, and all data is
-    /// written.
-    pub fn check_nothing_reserved(&self) {
-        if cfg!(debug_assertions) {
-            let nr_changes = self.admission.load.nr_reserved();
-            assert_eq!(nr_changes, 0, "I1: reservations of changes were not given back");
-            let may_use = [SpaceKind::Data, SpaceKind::Metadata].map(|kind| self.space.info(kind).may_use);
-            assert_eq!(may_use, [0; 2], "I1: bytes of reservations were not given back");
-            assert!(!self.quotas.reserved.is_held(), "I1: quota was not given back");
+    /// Requests background work, unless it was requested already for the current active items.
+    pub(crate) fn request(&self, work: BackgroundWork) {
+        let asked = match work {
+            BackgroundWork::Commit => &self.admission.load.asked_for_commit,
+            BackgroundWork::FlushDelayedItems => &self.admission.load.asked_for_flush,
+        };
+        if !asked.load(Ordering::Relaxed)
+            && !asked.swap(true, Ordering::Relaxed)
+            && let Some(flusher) = self.flusher()
+        {
+            flusher.request_work(work);
         }
     }
 }

@@ -24,9 +24,7 @@
 //! `ENOSPC`.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
-use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{ChunkItem, RootItem};
 use ubtrfs_format::{Key, KeyType, RootId};
 use ubtrfs_space::{SpaceInfo, SpaceKind};
@@ -36,8 +34,6 @@ use crate::handle::trans_handle::MetadataReservation;
 use crate::handle::transaction_load::{
     EXTRA_CHANGES_PER_EXTENT, ITEM_OVERHEAD, Load, MetadataUse, NODES_PER_COMMIT, SHARE_ITEMS,
 };
-use crate::health::stats::Span;
-use crate::lock_rank;
 
 /// The purpose of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +52,7 @@ pub(crate) enum Purpose {
 
 impl Purpose {
     /// Whether a reservation for this purpose waits for its turn, and leaves the global reserve untouched.
-    fn is_ordinary(self) -> bool {
+    pub(crate) fn is_ordinary(self) -> bool {
         matches!(self, Self::Change | Self::Snapshot)
     }
 }
@@ -84,96 +80,9 @@ const RESERVE_MAX: u64 = 512 << 20;
 const RESERVE_MIXED_MAX: u64 = 16 << 20;
 /// Room is ample if it is at least the need multiplied by this number.
 const AMPLE: u64 = 3;
-/// Time for which removals wait for reservations that were admitted before them.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Time for which an ordinary change waits for the changes of other threads before it fails for lack of space.
-const CHANGE_PATIENCE: Duration = Duration::from_millis(20);
-/// Time for which writeback waits for the changes of other threads.
-const WRITEBACK_PATIENCE: Duration = Duration::from_secs(30);
-const POLL_INTERVAL: Duration = Duration::from_millis(1);
 impl Engine {
-    /// Admits `most` changes, or fewer but at least `least`. Reclaims space if the changes do not fit.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoSpace`](ubtrfs_error::Error::NoSpace) if reclaim does not help, or an error of a commit or of
-    /// writeback during reclaim.
-    pub(crate) fn reserve_metadata(
-        &self,
-        most: usize,
-        least: usize,
-        purpose: Purpose,
-    ) -> Result<MetadataReservation<'_>> {
-        lock_rank::check_no_operation("I2 of lock_rank: an operation reserves nothing");
-        self.check_writable()?;
-        #[cfg(debug_assertions)]
-        crate::handle::refusal::check()?;
-        self.limit_delayed_items()?;
-        let granted = || self.admit_most(most, least, purpose);
-        if !purpose.is_ordinary() || self.tickets.metadata.is_empty() {
-            // A snapshot takes nothing from the thread's stock ([`Share`]). The stock was admitted before this snapshot
-            // was counted, so its need does not include the copies of blocks that the snapshot will share.
-            if purpose != Purpose::Snapshot && self.admission.load.take_admitted(most as u64) {
-                return Ok(MetadataReservation::counted(self, most as u64, purpose));
-            }
-            if let Some(reservation) = granted() {
-                self.admit_ahead();
-                return Ok(reservation);
-            }
-        }
-        if !purpose.is_ordinary() {
-            let _waited = self.stats.span(Span::ReserveWait);
-            let patience = if purpose == Purpose::Writeback { WRITEBACK_PATIENCE } else { PATIENCE };
-            return self.admit_between_commits(&granted, purpose, patience)?.ok_or(Error::NoSpace);
-        }
-        // Try cheap steps first. A commit replaces estimates by exact numbers and frees pinned space; writing dirty
-        // data before the commit replaces more estimates.
-        let reclaimed = self.reserve_with_reclaim(
-            Some(&self.tickets.metadata),
-            || Ok(granted()),
-            |round| {
-                if round > 0 {
-                    self.flush_data()?;
-                }
-                self.commit()
-            },
-        );
-        match reclaimed {
-            Err(Error::NoSpace) => {
-                // If a larger reservation of another thread failed, reclaim ended early for all waiting threads. Then
-                // the admitted need still contains estimates for dirty data and for changes in progress, so write the
-                // dirty data now.
-                self.flush_data()?;
-                self.admit_between_commits(&granted, purpose, CHANGE_PATIENCE)?.ok_or(Error::NoSpace)
-            }
-            done => done,
-        }
-    }
-
-    /// Admits changes between two commits (I4). If the changes do not fit, tries again until other threads have put
-    /// their admitted changes, but for at most `patience`: the other threads may be waiting for a lock that the caller
-    /// holds.
-    fn admit_between_commits<T>(
-        &self,
-        granted: &dyn Fn() -> Option<T>,
-        purpose: Purpose,
-        patience: Duration,
-    ) -> Result<Option<T>> {
-        let begun = Instant::now();
-        loop {
-            if let Some(reservation) = self.try_between_commits(granted)? {
-                return Ok(Some(reservation));
-            }
-            if !self.admission.load.may_get_less(purpose) || begun.elapsed() >= patience {
-                // Try once more: the last reservation of another thread may have ended just now.
-                return Ok(granted());
-            }
-            std::thread::sleep(POLL_INTERVAL);
-        }
-    }
-
     /// Admits as many changes as fit, from `most` down to `least`.
-    fn admit_most(&self, most: usize, least: usize, purpose: Purpose) -> Option<MetadataReservation<'_>> {
+    pub(crate) fn admit_most(&self, most: usize, least: usize, purpose: Purpose) -> Option<MetadataReservation<'_>> {
         let mut nr_items = most;
         loop {
             if self.admit(nr_items as u64, purpose) {
@@ -188,7 +97,7 @@ impl Engine {
 
     /// Admits changes for the next operations of this thread if room is ample. If the need takes most of the room,
     /// requests a commit from the commit thread before any thread must wait.
-    fn admit_ahead(&self) {
+    pub(crate) fn admit_ahead(&self) {
         let (room, need) = self.metadata_room_and_need(Purpose::Change);
         if room / AMPLE >= need {
             if self.admit(SHARE_ITEMS, Purpose::Change) {
@@ -209,11 +118,6 @@ impl Engine {
             self.admission.load.end(nr_items, purpose);
         }
         has_room
-    }
-
-    /// Writes dirty data. This replaces the estimated need of the data's items by their actual need.
-    pub(crate) fn flush_data(&self) -> Result<()> {
-        self.flusher().map_or(Ok(()), |flusher| flusher.flush_delalloc(None))
     }
 
     /// Whether the room of the trees is at least the need of all admitted changes plus the space that a reservation for

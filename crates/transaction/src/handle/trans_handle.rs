@@ -2,16 +2,15 @@
 
 use std::cell::Cell;
 
-use ubtrfs_error::{Error, Result};
 use ubtrfs_format::codec::{Field, Reader};
 use ubtrfs_format::item::{FileExtent, RegularExtent};
-use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, RootId};
+use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical};
 use ubtrfs_space::Extent;
 
 use crate::delayed::delayed_item::LockedItems;
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
-use crate::handle::metadata_reservation::{CHANGES_PER_SUBVOLUME_DELETION, Purpose};
+use crate::handle::metadata_reservation::Purpose;
 use crate::handle::root_change::RootChange;
 use crate::handle::transaction_load::HandleLoad;
 use crate::per_thread::Entered;
@@ -72,74 +71,10 @@ pub struct TreeChanges<'o> {
 }
 
 impl Engine {
-    /// Reserves metadata space for about `nr_items` item changes.
-    ///
-    /// May flush and commit, so the caller must hold no inode lock.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoSpace`](ubtrfs_error::Error::NoSpace) if reclaim does not help,
-    /// [`Error::ReadOnly`](ubtrfs_error::Error::ReadOnly), or an error of a commit or of writeback during reclaim.
-    pub fn reserve(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
-        self.reserve_metadata(nr_items, nr_items, Purpose::Change)
-    }
-
-    /// Reserves metadata space for changes that free space. Changes that free space may use the global reserve.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Engine::reserve`].
-    pub fn reserve_for_removal(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
-        self.reserve_metadata(nr_items, nr_items, Purpose::Removal)
-    }
-
-    /// Reserves metadata space for the deletion of a subvolume. The reservation may use space that other removals must
-    /// leave, because removals in a subvolume with snapshots can take more space than they free.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Engine::reserve`].
-    pub fn reserve_for_subvolume_deletion(&self) -> Result<MetadataReservation<'_>> {
-        let nr_items = CHANGES_PER_SUBVOLUME_DELETION as usize;
-        self.reserve_metadata(nr_items, nr_items, Purpose::SubvolumeDeletion)
-    }
-
-    /// Reserves metadata space for a removal that can be done in steps: for `most` changes or, if space is short, for
-    /// fewer, but at least for `least`; see [`MetadataReservation::nr_items`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`Engine::reserve`].
-    pub fn reserve_for_removal_steps(&self, most: usize, least: usize) -> Result<MetadataReservation<'_>> {
-        self.reserve_metadata(most, least, Purpose::Removal)
-    }
-
-    /// Reserves metadata space for a snapshot of this subvolume: for `nr_items` changes and a reference for each child
-    /// of the subvolume's root node. While the reservation exists, all estimates assume shared blocks, even the
-    /// estimates for changes admitted earlier.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Refused`] if there is no such subvolume; otherwise as for [`Engine::tree`] and [`Engine::reserve`].
-    pub fn reserve_for_snapshot(&self, source: RootId, nr_items: usize) -> Result<MetadataReservation<'_>> {
-        let tree = self.tree(source)?.ok_or_else(|| Error::Refused {
-            what: format!("subvolume {source} does not exist"),
-            hint: "it may have been deleted: list the subvolumes and choose one of them",
-        })?;
-        let nr_children = tree.with_root(|nodes, root| Ok::<_, Error>(nodes.read_node(&root.node_ptr())?.nritems()))?;
-        let nr_items = nr_items.saturating_add(nr_children);
-        self.reserve_metadata(nr_items, nr_items, Purpose::Snapshot)
-    }
-
-    /// Reserves metadata space for the items of dirty data. Room for these items was set aside when data space was
-    /// reserved. Reserves for `most` changes or, if space is short, for fewer, but at least for `least`; see
-    /// [`MetadataReservation::nr_items`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`Engine::reserve`].
-    pub fn reserve_for_writeback_steps(&self, most: usize, least: usize) -> Result<MetadataReservation<'_>> {
-        self.reserve_metadata(most, least, Purpose::Writeback)
+    /// Estimated memory of a changed tree until the commit, without its delayed items: the tree, its subvolume, and a new
+    /// node.
+    pub(crate) fn changed_tree_bytes(&self) -> u64 {
+        CHANGED_TREE_BYTES.saturating_add(self.geometry.nodesize.into())
     }
 
     /// Begins an operation: enters the transaction gate. The caller already holds the inode locks that the operation
@@ -254,6 +189,9 @@ impl Drop for TransHandle<'_> {
         self.engine.admission.load.add(&self.load.get());
     }
 }
+
+/// Estimated memory of a changed tree and its subvolume, without nodes.
+const CHANGED_TREE_BYTES: u64 = 8192;
 
 /// Returns the extent on disk that a file extent item refers to. `None` for holes and for inline data. Does not copy
 /// inline data.

@@ -135,7 +135,7 @@ impl TransactionLoad {
     }
 
     /// Takes changes from this thread's stock ([`Share`]). Returns false, and takes nothing, if the stock is too small.
-    pub(super) fn take_admitted(&self, nr_items: u64) -> bool {
+    pub(crate) fn take_admitted(&self, nr_items: u64) -> bool {
         let mut share = self.shares.current().lock();
         let rest = share.nr_admitted.checked_sub(nr_items);
         share.nr_admitted = rest.unwrap_or(share.nr_admitted);
@@ -168,7 +168,7 @@ impl TransactionLoad {
     }
 
     /// Number of changes whose reservations have not ended, without the stocks, which it gives up.
-    pub(super) fn nr_reserved(&self) -> u64 {
+    pub(crate) fn nr_reserved(&self) -> u64 {
         self.add_shares();
         self.nr_reserved.load(Ordering::Relaxed)
     }
