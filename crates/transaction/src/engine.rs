@@ -31,7 +31,7 @@ use crate::extents::chunk_migration::Migrations;
 use crate::extents::conversion::Conversion;
 use crate::extents::device_items::DeviceChanges;
 use crate::extents::emptying::Relocations;
-use crate::extents::trim::FreedExtents;
+use crate::extents::freed_extents::FreedExtents;
 use crate::handle::admission::Admission;
 use crate::handle::running::RunningTransaction;
 use crate::health::abort::AbortState;

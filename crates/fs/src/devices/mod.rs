@@ -1,8 +1,7 @@
 //! Devices and block groups: adding, removing and replacing devices, their sizes, use of their space, scrubs, and moving
 //! block groups on the devices.
 //!
-//! This folder only calls the engine. The decisions are in crate `transaction`: `devices`, `moving/migrate.rs` and
-//! `extents/trim.rs`.
+//! This folder only calls the engine. The decisions are in crate `transaction`: `devices` and `moving/migrate.rs`.
 
 mod block_group;
 mod change;

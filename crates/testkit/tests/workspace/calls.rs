@@ -19,7 +19,6 @@ const TYPES: &[(&str, &str, &str)] = &[("fs", "Fs", "fs"), ("transaction", "Engi
 
 /// Calls against I1: crate, calling folder, called method or part, number of calls.
 const KNOWN: &[(&str, &str, &str, usize)] = &[
-    ("transaction", "extents", "commit", 1),
     ("transaction", "qgroup", "commit", 3),
     ("transaction", "roots", "commit", 1),
     ("transaction", "tree_log", "commit", 1),

@@ -7,6 +7,7 @@
 //! - `scrub`: checking everything on a device.
 //! - `size`: the bytes that the filesystem uses on a device.
 //! - `sprout`: making a filesystem on a seed.
+//! - `trim`: discarding free space.
 
 pub(crate) mod add;
 pub(crate) mod remove;
@@ -16,3 +17,4 @@ pub(crate) mod rewrite_id;
 pub(crate) mod scrub;
 pub(crate) mod size;
 pub(crate) mod sprout;
+pub(crate) mod trim;

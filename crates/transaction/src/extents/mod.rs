@@ -6,7 +6,7 @@
 //! - `chunk_migration`: the chunks that move on the devices, and recording the moves.
 //! - `device_items`, `replacing`: changes of devices that a commit records.
 //! - `emptying`: block groups that a relocation empties.
-//! - `trim`: discarding free space.
+//! - `freed_extents`: freed space that is discarded later.
 
 pub(crate) mod chunk_alloc;
 pub(crate) mod chunk_migration;
@@ -17,7 +17,7 @@ pub(crate) mod device_items;
 pub(crate) mod emptying;
 pub(crate) mod extent_tree;
 pub(crate) mod free_space_tree;
+pub(crate) mod freed_extents;
 #[cfg(test)]
 pub(crate) mod ledger_kernel_tests;
 pub(crate) mod replacing;
-pub(crate) mod trim;
