@@ -44,6 +44,7 @@ use crate::qgroup::state::Quotas;
 use crate::rescue::Rescue;
 use crate::reservation::ticket::Tickets;
 use crate::roots::state::Roots;
+use crate::tree_log::sync::Fsyncs;
 use crate::tree_log::{FoundLog, TreeLog};
 
 /// Options for opening a filesystem.
@@ -248,6 +249,7 @@ pub struct Engine {
     pub(crate) relocations: Relocations,
     pub(crate) freed: FreedExtents,
     pub(crate) tree_log: TreeLog,
+    pub(crate) fsyncs: Fsyncs,
     pub(crate) quotas: Quotas,
     pub(crate) stats: Stats,
     pub(crate) abort_state: AbortState,
@@ -306,6 +308,7 @@ impl Engine {
             relocations: Relocations::default(),
             freed: FreedExtents::default(),
             tree_log: TreeLog::new(parts.found_log),
+            fsyncs: Fsyncs::default(),
             quotas: Quotas::default(),
             stats: Stats::default(),
             abort_state: AbortState::new(reason),

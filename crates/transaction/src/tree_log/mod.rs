@@ -36,20 +36,20 @@
 //! - I3. Everything that a log leaves out can stay as in the last commit. If leaving an inode out of the log would lose
 //!   or duplicate a name, that inode is logged too, or a commit replaces the log.
 //!
-//! Owns the found log, the log's state, and the queue of fsyncs. Lock order: commit lock -> the log's state -> gate ->
-//! views and shards. No lock is taken under the lock of the found log or of the queue.
+//! Owns the found log and the log's state. Lock order: commit lock -> the log's state -> gate -> views and shards. No
+//! lock is taken under the lock of the found log.
 
 mod collect;
 mod extents;
 mod load;
 mod log_tree;
-mod sync;
+pub(crate) mod sync;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use ubtrfs_format::{Generation, Key, Logical, RootId};
 use ubtrfs_space::{Extent, RangeSet, Space};
 use ubtrfs_tree::Value;
@@ -61,18 +61,6 @@ use crate::delayed::tree_view::Tree;
 use crate::handle::trans_handle::TransHandle;
 use crate::lock_rank::{self, Rank, RankedMutex};
 use log_tree::{LogBlocks, LogTree};
-use sync::Queue;
-
-/// Counts of the batches of fsyncs that share a log, by their results.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LogStats {
-    /// Number of logs written.
-    pub written: u64,
-    /// Number of batches that had nothing to write.
-    pub unchanged: u64,
-    /// Number of batches for which no log could be written, so that a commit was made instead, or the fsyncs failed.
-    pub commits: u64,
-}
 
 /// The log of the running transaction.
 #[derive(Debug)]
@@ -84,11 +72,6 @@ pub(crate) struct TreeLog {
     last_used: AtomicU64,
     /// The last transaction in which a directory moved.
     dir_moved: AtomicU64,
-    queue: Mutex<Queue>,
-    finished: Condvar,
-    written: AtomicU64,
-    unchanged: AtomicU64,
-    commits: AtomicU64,
 }
 
 /// The content of the log.
@@ -130,11 +113,6 @@ impl TreeLog {
             state: RankedMutex::new(Rank::TreeLog, LogState::default()),
             last_used: AtomicU64::new(0),
             dir_moved: AtomicU64::new(0),
-            queue: Mutex::default(),
-            finished: Condvar::new(),
-            written: AtomicU64::new(0),
-            unchanged: AtomicU64::new(0),
-            commits: AtomicU64::new(0),
         }
     }
 
@@ -153,6 +131,11 @@ impl TreeLog {
     /// Keeps a block of a log on the devices from being overwritten before the next commit is durable.
     pub(crate) fn keep_until_commit(&self, block: Logical, len_bytes: u64) {
         self.state.lock().blocks.keep(Extent::new(block, len_bytes));
+    }
+
+    /// Notes that there is an fsync in this transaction.
+    pub(crate) fn note_used(&self, transid: Generation) {
+        self.last_used.store(transid.0, Ordering::Relaxed);
     }
 
     /// Notes that a directory was renamed in this transaction: a log cannot express the new paths of the files below
@@ -179,14 +162,6 @@ impl TreeLog {
         lock_rank::check_held(Rank::Commit, "I1: the log changes under the commit lock");
         let state = std::mem::take(&mut *self.state.lock());
         state.blocks.release(space);
-    }
-
-    pub(crate) fn stats(&self) -> LogStats {
-        LogStats {
-            written: self.written.load(Ordering::Relaxed),
-            unchanged: self.unchanged.load(Ordering::Relaxed),
-            commits: self.commits.load(Ordering::Relaxed),
-        }
     }
 }
 

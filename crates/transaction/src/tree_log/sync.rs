@@ -13,25 +13,47 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::{Condvar, Mutex};
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
 use ubtrfs_tree::{Batch, Node, RootPtr};
 use ubtrfs_volumes::LogPromise;
 
+use super::LogState;
 use super::collect::{Collector, Stop};
 use super::log_tree::BlockIdentity;
-use super::{LogState, LogStats};
 use crate::engine::Engine;
 use crate::handle::metadata_reservation::Purpose;
 use crate::lock_rank::{self, Rank};
 use crate::race::race_point;
 use crate::roots::root_item::blank_root_item;
 
+/// Counts of the batches of fsyncs that share a log, by their results.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogStats {
+    /// Number of logs written.
+    pub written: u64,
+    /// Number of batches that had nothing to write.
+    pub unchanged: u64,
+    /// Number of batches for which no log could be written, so that a commit was made instead, or the fsyncs failed.
+    pub commits: u64,
+}
+
+/// The fsyncs that are under way. Owns their queue, under a lock; no lock is taken under the lock of the queue.
+#[derive(Debug, Default)]
+pub(crate) struct Fsyncs {
+    queue: Mutex<Queue>,
+    finished: Condvar,
+    written: AtomicU64,
+    unchanged: AtomicU64,
+    commits: AtomicU64,
+}
+
 /// The fsyncs that wait for the open batch, and results of closed batches.
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
+struct Queue {
     /// Id of the open batch, which new fsyncs join.
     open: u64,
     requests: Vec<(RootId, Ino)>,
@@ -46,9 +68,11 @@ struct Closed {
     failure: Option<Error>,
 }
 
-/// The result of a batch.
-enum Outcome {
+/// The result of writing a log.
+pub(crate) enum Outcome {
+    /// The log is durable.
     Written,
+    /// The log has all changes already.
     Unchanged,
     /// A commit is needed, because the log cannot express the changes.
     NeedsCommit(&'static str),
@@ -65,13 +89,12 @@ impl Engine {
     /// The failure of the log or of the commit; all fsyncs that share a log get its failure. If a flush or the write of
     /// the log's superblock failed, the filesystem is read-only from then on.
     pub fn sync_inode(&self, root: RootId, ino: Ino) -> Result<()> {
-        let log = &self.tree_log;
-        log.last_used.store(self.generation().0, Ordering::Relaxed);
-        let mut queue = log.queue.lock();
+        self.tree_log.note_used(self.generation());
+        let mut queue = self.fsyncs.queue.lock();
         let batch = queue.open;
         queue.requests.push((root, ino));
         while queue.open == batch && queue.has_leader {
-            log.finished.wait(&mut queue);
+            self.fsyncs.finished.wait(&mut queue);
         }
         if queue.open == batch {
             queue.has_leader = true;
@@ -89,13 +112,15 @@ impl Engine {
                 }
                 return failure.map_or(Ok(()), Err);
             }
-            log.finished.wait(&mut queue);
+            self.fsyncs.finished.wait(&mut queue);
         }
     }
 
     /// Counts of written logs, and of batches of fsyncs for which no log was written.
     pub fn log_stats(&self) -> LogStats {
-        self.tree_log.stats()
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Fsyncs { written, unchanged, commits, .. } = &self.fsyncs;
+        LogStats { written: of(written), unchanged: of(unchanged), commits: of(commits) }
     }
 
     fn lead(&self) -> Result<()> {
@@ -115,7 +140,7 @@ impl Engine {
         let refused = self.check_not_aborted();
         let commit_lock = self.commit_state.lock();
         let requests = {
-            let mut queue = self.tree_log.queue.lock();
+            let mut queue = self.fsyncs.queue.lock();
             assert!(queue.has_leader && !queue.requests.is_empty(), "I1: a batch without its leader's request");
             let requests = std::mem::take(&mut queue.requests);
             leader.batch = Some((queue.open, requests.len() - 1));
@@ -125,9 +150,9 @@ impl Engine {
         let outcome = refused.and_then(|()| self.check_not_failed()).and_then(|()| self.write_log(requests));
         drop(commit_lock);
         let counter = match &outcome {
-            Ok(Outcome::Written) => &self.tree_log.written,
-            Ok(Outcome::Unchanged) => &self.tree_log.unchanged,
-            Ok(Outcome::NeedsCommit(_)) | Err(_) => &self.tree_log.commits,
+            Ok(Outcome::Written) => &self.fsyncs.written,
+            Ok(Outcome::Unchanged) => &self.fsyncs.unchanged,
+            Ok(Outcome::NeedsCommit(_)) | Err(_) => &self.fsyncs.commits,
         };
         counter.fetch_add(1, Ordering::Relaxed);
         match outcome? {
@@ -140,7 +165,7 @@ impl Engine {
     }
 
     /// Writes the log for these inodes. The caller holds the commit lock.
-    fn write_log(&self, requests: Vec<(RootId, Ino)>) -> Result<Outcome> {
+    pub(crate) fn write_log(&self, requests: Vec<(RootId, Ino)>) -> Result<Outcome> {
         lock_rank::check_held(Rank::Commit, "I1 of tree_log: the log is written under the commit lock");
         self.check_writable()?;
         let mut wanted: BTreeMap<RootId, BTreeSet<Ino>> = BTreeMap::new();
@@ -326,7 +351,7 @@ impl Drop for BatchLeader<'_> {
         if std::thread::panicking() {
             self.engine.abort("writing the log panicked".to_owned());
         }
-        let mut queue = self.engine.tree_log.queue.lock();
+        let mut queue = self.engine.fsyncs.queue.lock();
         debug_assert!(queue.has_leader || std::thread::panicking(), "I2: a batch has two leaders");
         queue.has_leader = false;
         if let Some((batch, nr_waiting)) = self.batch
@@ -335,6 +360,6 @@ impl Drop for BatchLeader<'_> {
             let before = queue.closed.insert(batch, Closed { nr_waiting, failure: self.failure.take() });
             debug_assert!(before.is_none(), "I2: batch {batch} has two results");
         }
-        self.engine.tree_log.finished.notify_all();
+        self.engine.fsyncs.finished.notify_all();
     }
 }
