@@ -129,6 +129,7 @@ const FOLDERS: &[(&str, &[&str])] = &[
             "tree_log",
             "commit",
             "reservation",
+            "durable",
             "moving",
             "devices",
         ],

@@ -11,9 +11,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
-use ubtrfs_error::{Error, Result};
+use ubtrfs_error::Result;
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevStatsItem};
-use ubtrfs_format::superblock::{LABEL_LEN_MAX, LABEL_SIZE, Superblock};
+use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{CsumType, DevId, Generation, Logical, RootId};
 use ubtrfs_space::{BlockGroup, Space, SpaceInfo, SpaceKind};
 use ubtrfs_tree::CacheStats;
@@ -26,6 +26,7 @@ use crate::delayed::data_ledger::DataLedger;
 use crate::delayed::loaded_trees::LoadedTrees;
 use crate::delayed::moved_extents::MovedExtents;
 use crate::delayed::tree_view::Tree;
+use crate::durable::fsync::Fsyncs;
 use crate::extents::chunk_alloc::PendingChunks;
 use crate::extents::chunk_migration::Migrations;
 use crate::extents::conversion::Conversion;
@@ -44,7 +45,6 @@ use crate::qgroup::state::Quotas;
 use crate::rescue::Rescue;
 use crate::reservation::ticket::Tickets;
 use crate::roots::state::Roots;
-use crate::tree_log::sync::Fsyncs;
 use crate::tree_log::{FoundLog, TreeLog};
 
 /// Options for opening a filesystem.
@@ -204,7 +204,7 @@ pub trait Flusher: Send + Sync {
     ///
     /// # Errors
     ///
-    /// An error of `moves`; [`Error::Cancelled`].
+    /// An error of `moves`; [`Error::Cancelled`](ubtrfs_error::Error::Cancelled).
     fn while_nothing_is_sent(&self, job: &Job, moves: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let _ = job;
         moves()
@@ -407,23 +407,6 @@ impl Engine {
         self.volumes.chunk_at(start).filter(|(logical, _)| *logical == start).map(|(_, chunk)| chunk)
     }
 
-    /// Sets the label. A label has at most [`LABEL_LEN_MAX`] bytes, none of them zero. The label is durable on return.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Refused`] if the label is too long or contains a zero; otherwise as for [`Engine::commit`].
-    pub fn set_label(&self, label: &[u8]) -> Result<()> {
-        if label.len() > LABEL_LEN_MAX || label.contains(&0) {
-            let what = format!("a label of {} bytes", label.len());
-            return Err(Error::Refused { what, hint: "choose a label of at most 255 bytes without zero bytes" });
-        }
-        self.check_writable()?;
-        let mut field = [0; LABEL_SIZE];
-        field[..label.len()].copy_from_slice(label);
-        self.commit_state.note_label(field);
-        self.commit()
-    }
-
     /// All devices, including missing ones.
     pub fn devices(&self) -> Vec<DeviceSummary> {
         self.volumes.devices()
@@ -516,14 +499,6 @@ impl Engine {
     /// Error counters of the devices, including errors of earlier mounts.
     pub fn device_stats(&self) -> Vec<(DevId, DevStatsItem)> {
         self.volumes.stats()
-    }
-
-    /// Sets the error counters of all devices to 0, durable on return. Returns the counters before.
-    pub fn reset_device_stats(&self, of: Option<DevId>) -> Result<Vec<(DevId, DevStatsItem)>> {
-        self.check_writable()?;
-        let before = self.volumes.reset_stats(of);
-        self.commit()?;
-        Ok(before)
     }
 
     /// Returns the readahead of tree leaves. No leaf is read ahead unless the caller calls [`LeafReadAhead::accept`] and

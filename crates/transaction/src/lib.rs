@@ -7,10 +7,11 @@
 //!
 //! - `devices`: work on whole devices, such as bringing one up to date.
 //! - `moving`: moving block groups, with commits between the steps.
+//! - `durable`: changes that are durable when the call returns: fsync, quotas, subvolumes, the label.
 //! - `reservation`: reserving space, with the flushes and commits that make room.
 //! - `commit`: the sequence that makes a transaction durable, and applying delayed items to their trees.
 //! - `relocation`: moving extents out of a block group, inside of a commit.
-//! - `tree_log`: fsync without a commit, and reading the log at open.
+//! - `tree_log`: the log that makes an fsync durable without a commit, and reading the log at open.
 //! - `roots`: making, changing and dropping subvolumes and snapshots.
 //! - `cow`: how nodes and references change when a batch changes a tree.
 //! - `qgroup`: quota groups, and the accounting of extents by their users.
@@ -43,6 +44,7 @@ mod cow;
 mod crafted_tests;
 mod delayed;
 mod devices;
+mod durable;
 mod engine;
 mod extents;
 mod find_devices;
@@ -75,6 +77,8 @@ pub use devices::resync::Resync;
 pub use devices::rewrite_id::rewrite_id;
 pub use devices::scrub::{DeviceScrub, ScrubCounts, ScrubFinding, ScrubRequest};
 pub use devices::size::DEVICE_LEN_MIN;
+pub use durable::fsync::LogStats;
+pub use durable::quota::{QgroupInfo, QuotaKind, QuotaStatus};
 pub use engine::{BackgroundWork, DirtyData, Engine, Flusher, Geometry, OpenOptions, Usage};
 pub use extents::conversion::ConversionTargets;
 pub use extents::data_io::{DataExtent, DataReservation};
@@ -93,14 +97,12 @@ pub use moving::migrate::MigratedChunk;
 pub use moving::relocate::{RelocatedGroup, RelocationFailure};
 pub use nodes::leaf_ahead::LeafReadAhead;
 pub use per_thread::PerThread;
-pub use qgroup::control::{QgroupInfo, QuotaKind, QuotaStatus};
 #[cfg(debug_assertions)]
 pub use race::delay_races;
 pub use race::race_point;
 pub use rescue::Rescue;
 pub use roots::committed::{CommittedTree, UseHint};
 pub use tree_log::FoundLog;
-pub use tree_log::sync::LogStats;
 pub use ubtrfs_space::BlockGroup;
 pub use ubtrfs_volumes::{DeviceSummary, MemberState, Placement, detect};
 pub use usable_devices::usable_devices;

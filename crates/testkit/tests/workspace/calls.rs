@@ -18,11 +18,7 @@ use super::{FOLDERS, Path, sources};
 const TYPES: &[(&str, &str, &str)] = &[("fs", "Fs", "fs"), ("transaction", "Engine", "engine")];
 
 /// Calls against I1: crate, calling folder, called method or part, number of calls.
-const KNOWN: &[(&str, &str, &str, usize)] = &[
-    ("transaction", "qgroup", "commit", 3),
-    ("transaction", "roots", "commit", 1),
-    ("transaction", "tree_log", "commit", 1),
-];
+const KNOWN: &[(&str, &str, &str, usize)] = &[];
 
 /// A folder calls a method of the main type.
 type Calls = BTreeMap<(String, String), usize>;

@@ -1,7 +1,8 @@
 //! Quota groups: the space that each subvolume refers to, exclusively and shared, and the limits on that space.
 //!
 //! `account` finds the users of changed extents, `groups` changes the numbers, `rescan` counts all extents again,
-//! `limits` refuses reservations, `control` changes groups and makes the groups of new subvolumes and snapshots.
+//! `limits` refuses reservations, `new_group` makes the groups of new subvolumes and snapshots. Users change groups
+//! through [`crate::durable::quota`].
 //!
 //! Accounting happens in the commit. A user of an extent is a subvolume that reaches the extent. For each extent whose
 //! users a transaction changed, the users before the change (in the trees of the last commit, or right after the last
@@ -25,10 +26,10 @@
 //! and relocation only moves references.
 
 pub(crate) mod account;
-pub(crate) mod control;
 pub(crate) mod groups;
 pub(crate) mod items;
 pub(crate) mod limits;
+pub(crate) mod new_group;
 pub(crate) mod rescan;
 pub(crate) mod simple;
 pub(crate) mod state;

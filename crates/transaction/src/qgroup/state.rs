@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
-use ubtrfs_format::Generation;
+use ubtrfs_error::Result;
 use ubtrfs_format::item::QgroupStatus;
+use ubtrfs_format::{Generation, RootId};
 
-use super::groups::Groups;
-use super::items::{NO_RESCAN, Status};
+use super::groups::{Group, Groups};
+use super::items::{self, NO_RESCAN, Status};
+use crate::engine::Engine;
 use crate::handle::quota_reservation::Reserved;
 
 /// Quotas of a filesystem.
@@ -134,6 +136,33 @@ impl Quotas {
     }
 }
 
+impl Engine {
+    /// Loads the state of quotas when the filesystem is opened.
+    pub(crate) fn load_quotas(&self) -> Result<()> {
+        let Some(tree) = self.tree(RootId::QUOTA_TREE)? else { return Ok(()) };
+        let loaded = tree.with_root(|source, root| items::load(source, root));
+        let (mut status, groups) = match loaded {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(()),
+            // As in Linux, an unreadable quota tree does not fail the mount: quotas are then unavailable.
+            Err(error) => {
+                tracing::error!("quotas are unavailable, because the quota tree cannot be read: {error}");
+                return Ok(());
+            }
+        };
+        let is_simple = status.has(QgroupStatus::SIMPLE_MODE);
+        if !status.has(QgroupStatus::ON) || is_simple && status.enabled.is_none() {
+            return Ok(());
+        }
+        if !is_simple && status.generation != self.committed_generation() {
+            // A program that does not know quotas has written to the filesystem, so the numbers may be wrong.
+            status.flags |= QgroupStatus::INCONSISTENT;
+        }
+        self.quotas.set(Some(QuotaState { status, groups }));
+        Ok(())
+    }
+}
+
 impl QuotaState {
     /// The state right after full quotas were enabled: nothing is counted yet, and a rescan runs.
     pub(crate) fn fresh(groups: Groups, transid: Generation) -> Self {
@@ -173,5 +202,16 @@ impl QuotaState {
     /// extents before the address that the rescan has reached.
     pub(crate) fn counts(&self, bytenr: u64) -> bool {
         !self.is_rescanning() || bytenr < self.status.rescan
+    }
+
+    /// Whether simple quotas charge extents to this group.
+    pub(crate) fn is_charged(&self, group: &Group) -> bool {
+        self.simple_since().is_some() && group.referenced > 0
+    }
+
+    /// Marks the numbers as inconsistent and starts a rescan, because arithmetic cannot determine the numbers.
+    pub(crate) fn mark_unknown_and_rescan(&mut self, transid: Generation) {
+        self.status.flags |= QgroupStatus::INCONSISTENT;
+        self.start_rescan(transid);
     }
 }

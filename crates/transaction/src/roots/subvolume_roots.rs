@@ -36,7 +36,7 @@ use crate::cow::child_refs::{ChildRefs, Users};
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::engine::Engine;
 use crate::handle::root_change::{NewContent, NewSubvolume, Received, RootChange};
-use crate::handle::trans_handle::{MetadataReservation, TransHandle};
+use crate::handle::trans_handle::TransHandle;
 use crate::lock_rank::{self, Rank};
 use crate::qgroup::state::QuotaMode;
 use crate::roots::root_item::blank_root_item;
@@ -95,30 +95,6 @@ impl Engine {
     /// [`Error::NoSpace`] if all ids are used, or the error that prevented reading the highest id at open.
     pub fn new_root_id(&self) -> Result<RootId> {
         self.roots.new_id()
-    }
-
-    /// Makes a subvolume in a commit. `plan` gets the generation of the running transaction, and returns the
-    /// description of the subvolume.
-    ///
-    /// The caller keeps the directory of the new name locked, and puts nothing into that directory during the call.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Engine::commit`].
-    pub fn make_subvolume(
-        &self,
-        reservation: MetadataReservation<'_>,
-        plan: impl FnOnce(Generation) -> NewSubvolume,
-    ) -> Result<()> {
-        {
-            let _gate = self.running.enter();
-            let transid = self.generation();
-            self.running.request(RootChange::Make(Box::new(plan(transid))));
-        }
-        let committed = self.commit();
-        // Drop the reservation after the commit, which puts the reserved changes.
-        drop(reservation);
-        committed
     }
 
     /// Makes, changes or deletes a subvolume as an operation requested. The caller holds the commit lock and has

@@ -9,7 +9,7 @@
 //! When the filesystem is opened, [`load`] reads the log. Then `fs` interprets each item of the log, changes the trees
 //! of commit g accordingly, and commits.
 //!
-//! - [`sync`]: fsyncs that share a log, and the order of writes.
+//! - [`write`]: the order in which a log is made and written; [`crate::durable::fsync`] calls it.
 //! - [`collect`]: the items of an inode's log, and the changes that a log cannot express and that therefore force a
 //!   commit.
 //! - [`extents`]: the file extents and checksums in the log.
@@ -43,7 +43,7 @@ mod collect;
 mod extents;
 mod load;
 mod log_tree;
-pub(crate) mod sync;
+pub(crate) mod write;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
