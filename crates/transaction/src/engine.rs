@@ -368,25 +368,6 @@ impl Engine {
         self.flusher.get().and_then(Weak::upgrade)
     }
 
-    /// Flags for a new chunk of this kind: the type, with the target profile of the current conversion. Without a
-    /// conversion, a new chunk gets the profile of the last block group of its type. If that one lies on a seed, and the
-    /// filesystem has too few devices of its own for the profile, the chunk gets DUP, or SINGLE for data.
-    pub(crate) fn chunk_flags(&self, kind: SpaceKind) -> BlockGroupFlags {
-        let last = self.space.last_flags(kind).unwrap_or(kind.flags());
-        let types = last.difference(BlockGroupFlags::PROFILES);
-        match self.conversion.target(kind) {
-            Some(profile) => types | profile,
-            None if self.volumes.fits_own_devices(last) => last,
-            None if types.contains(BlockGroupFlags::DATA) && !self.geometry.mixed => types,
-            None => types | BlockGroupFlags::DUP,
-        }
-    }
-
-    pub(crate) fn update_unallocated(&self) {
-        let of = |kind| self.volumes.allocatable_bytes(self.chunk_flags(kind));
-        self.space.set_unallocated(of(SpaceKind::Data), of(SpaceKind::Metadata));
-    }
-
     /// The use of space, by kind and on the devices.
     pub fn usage(&self) -> Usage {
         Usage {

@@ -32,6 +32,7 @@ use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
 use crate::extents::emptying::Emptying;
 use crate::extents::free_space_tree;
+use crate::handle::metadata_reservation::Purpose;
 
 /// Chunks that are not in the chunk tree yet.
 #[derive(Debug, Default)]
@@ -134,6 +135,31 @@ impl Engine {
         drop(list);
         self.update_unallocated();
         Ok(true)
+    }
+
+    /// Flags for a new chunk of this kind: the type, with the target profile of the current conversion. Without a
+    /// conversion, a new chunk gets the profile of the last block group of its type. If that one lies on a seed, and the
+    /// filesystem has too few devices of its own for the profile, the chunk gets DUP, or SINGLE for data.
+    pub(crate) fn chunk_flags(&self, kind: SpaceKind) -> BlockGroupFlags {
+        let last = self.space.last_flags(kind).unwrap_or(kind.flags());
+        let types = last.difference(BlockGroupFlags::PROFILES);
+        match self.conversion.target(kind) {
+            Some(profile) => types | profile,
+            None if self.volumes.fits_own_devices(last) => last,
+            None if types.contains(BlockGroupFlags::DATA) && !self.geometry.mixed => types,
+            None => types | BlockGroupFlags::DUP,
+        }
+    }
+
+    pub(crate) fn update_unallocated(&self) {
+        let of = |kind| self.volumes.allocatable_bytes(self.chunk_flags(kind));
+        self.space.set_unallocated(of(SpaceKind::Data), of(SpaceKind::Metadata));
+    }
+
+    /// Whether the trees still have the room that they need once this data chunk has been allocated on the devices.
+    fn leaves_room_for_metadata(&self, chunk: &ChunkItem) -> bool {
+        let lost = self.volumes.allocatable_bytes_lost(self.chunk_flags(SpaceKind::Metadata), chunk);
+        self.has_room_for_metadata_and(lost, Purpose::Change)
     }
 
     /// Notes the feature bit that chunks of this profile need in the superblock.

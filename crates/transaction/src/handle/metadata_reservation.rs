@@ -25,7 +25,7 @@
 
 use std::sync::atomic::Ordering;
 
-use ubtrfs_format::item::{ChunkItem, RootItem};
+use ubtrfs_format::item::RootItem;
 use ubtrfs_format::{Key, KeyType, RootId};
 use ubtrfs_space::{SpaceInfo, SpaceKind};
 
@@ -139,12 +139,6 @@ impl Engine {
     /// groups does data take room of the trees; otherwise the result is true.
     pub(crate) fn data_leaves_room_for_metadata(&self) -> bool {
         !self.geometry.mixed || self.has_room_for_metadata(Purpose::Change)
-    }
-
-    /// Whether the trees still have the room that they need once this data chunk has been allocated on the devices.
-    pub(crate) fn leaves_room_for_metadata(&self, chunk: &ChunkItem) -> bool {
-        let lost = self.volumes.allocatable_bytes_lost(self.chunk_flags(SpaceKind::Metadata), chunk);
-        self.has_room_for_metadata_and(lost, Purpose::Change)
     }
 
     /// Metadata space kept back so that removals and commits work on a full filesystem.
