@@ -252,7 +252,7 @@ pub struct Engine {
     pub(crate) fsyncs: Fsyncs,
     pub(crate) quotas: Quotas,
     pub(crate) stats: Stats,
-    pub(crate) abort_state: AbortState,
+    pub(crate) abort_state: Arc<AbortState>,
     /// Which extents are shared. Taken under the commit lock.
     pub(crate) shared_extents: Mutex<SharedExtents>,
     flusher: OnceLock<Weak<dyn Flusher>>,
@@ -311,10 +311,10 @@ impl Engine {
             fsyncs: Fsyncs::default(),
             quotas: Quotas::default(),
             stats: Stats::default(),
-            abort_state: AbortState::new(reason),
+            abort_state: Arc::new(AbortState::new(reason)),
             flusher: OnceLock::new(),
         });
-        engine.abort_state.register(Arc::downgrade(&engine));
+        engine.abort_state.register();
         engine.update_unallocated();
         engine.note_extent_tree_bytes();
         engine
@@ -323,6 +323,31 @@ impl Engine {
     /// The superblock of the last commit.
     pub fn superblock(&self) -> Superblock {
         self.commit_state.superblock().clone()
+    }
+
+    /// The reason why the filesystem is read-only, or `None` if it is writable.
+    pub fn read_only(&self) -> Option<String> {
+        self.abort_state.read_only()
+    }
+
+    /// Declares that this thread works on the filesystem: from now on, a panic of this thread turns the filesystem
+    /// read-only.
+    pub fn enter(&self) {
+        self.abort_state.enter();
+    }
+
+    /// Checks that the filesystem is writable.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ReadOnly`](ubtrfs_error::Error::ReadOnly) with the reason.
+    pub fn check_writable(&self) -> Result<()> {
+        self.abort_state.check_writable()
+    }
+
+    /// Makes the filesystem read-only until it is closed: nothing is committed any more. The first reason is kept.
+    pub fn abort(&self, reason: String) {
+        self.abort_state.abort(reason);
     }
 
     /// Sizes and features of the filesystem.

@@ -40,15 +40,15 @@ impl Engine {
     ///
     /// As for [`Engine::commit`]. An error of an apply also makes the filesystem read-only.
     pub fn flush_delayed_items(&self) -> Result<()> {
-        self.check_not_aborted()?;
+        self.abort_state.check_not_aborted()?;
         let mut work = self.commit_state.lock();
-        self.check_not_failed()?;
+        self.abort_state.check_not_failed()?;
         if !self.rows_are_worth_an_apply(work.refs.len()) {
             drop(work);
             return self.commit();
         }
         self.check_writable()?;
-        self.or_abort("applying delayed items", || self.apply_rows(&mut work))
+        self.abort_state.or_abort("applying delayed items", || self.apply_rows(&mut work))
     }
 
     /// Whether a flush should apply rows and leave the names delayed, instead of committing. `nr_refs` is the number of

@@ -48,7 +48,7 @@ impl Engine {
     /// [`Error::ReadOnly`] if the filesystem is read-only. Any other error is the failure of this commit, or of an
     /// earlier commit that this call waited for. After a failure the filesystem is read-only.
     pub fn commit(&self) -> Result<()> {
-        self.check_not_aborted()?;
+        self.abort_state.check_not_aborted()?;
         let wanted = self.running.transid();
         let mut work = self.commit_state.lock();
         if self.commit_state.committed() < wanted {
@@ -58,13 +58,13 @@ impl Engine {
         while self.read_only().is_none() && self.volumes.needs_full_commit() {
             self.commit_changes(&mut work)?;
         }
-        self.check_not_aborted()
+        self.abort_state.check_not_aborted()
     }
 
     /// Calls `ask` while no commit runs. If `ask` returns `None`, commits and calls `ask` again before another commit
     /// can begin, so that the space that was just freed is still available.
     pub(crate) fn try_between_commits<T>(&self, ask: impl Fn() -> Option<T>) -> Result<Option<T>> {
-        self.check_not_aborted()?;
+        self.abort_state.check_not_aborted()?;
         let mut work = self.commit_state.lock();
         if let Some(answer) = ask() {
             return Ok(Some(answer));
@@ -74,18 +74,18 @@ impl Engine {
     }
 
     fn commit_changes(&self, work: &mut CommitWork) -> Result<()> {
-        self.check_not_failed()?;
+        self.abort_state.check_not_failed()?;
         let is_needed = || self.volumes.have_stats_changed() || self.volumes.needs_full_commit();
         let has_news = self.has_changes() || (self.read_only().is_none() && is_needed());
         if has_news {
             self.check_writable()?;
-            return self.or_abort("commit", || self.commit_locked(work, None));
+            return self.abort_state.or_abort("commit", || self.commit_locked(work, None));
         }
         if self.read_only().is_some() {
             return Ok(());
         }
         // Returning `Ok` reports everything as durable, which is true only while the devices are in place.
-        self.or_abort("commit", || self.volumes.check_devices_in_place())
+        self.abort_state.or_abort("commit", || self.volumes.check_devices_in_place())
     }
 
     /// Commits all changes and the device error counters. No other function of the engine may be called afterwards.
@@ -94,7 +94,7 @@ impl Engine {
     ///
     /// As for [`Engine::commit`]. Also fails if the filesystem became read-only while it was open.
     pub fn close(&self) -> Result<()> {
-        self.check_not_aborted()?;
+        self.abort_state.check_not_aborted()?;
         if self.read_only().is_none() {
             self.commit()?;
             // Store the device errors that the last commit counted, but not errors that occur while the counters are
@@ -112,11 +112,11 @@ impl Engine {
         if step.moves_data() {
             self.commit()?;
         }
-        self.check_not_aborted()?;
+        self.abort_state.check_not_aborted()?;
         let mut work = self.commit_state.lock();
-        self.check_not_failed()?;
+        self.abort_state.check_not_failed()?;
         self.check_writable()?;
-        self.or_abort("commit", || self.commit_locked(&mut work, Some(step)))
+        self.abort_state.or_abort("commit", || self.commit_locked(&mut work, Some(step)))
     }
 
     fn commit_locked(&self, work: &mut CommitWork, step: Option<&mut RelocationStep>) -> Result<()> {
@@ -158,7 +158,7 @@ impl Engine {
         let written = self.stats.span(Span::Superblock);
         self.fill_superblock(&mut superblock, transid, work)?;
         // Check again: since the first check, a thread may have panicked, or a flush may have failed.
-        self.check_not_aborted()?;
+        self.abort_state.check_not_aborted()?;
         // The primary superblock is durable on return; its mirrors wait for the next flush.
         self.volumes.write_superblock(&superblock)?;
         drop(written);

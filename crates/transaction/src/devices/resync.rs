@@ -78,7 +78,7 @@ impl Engine {
     /// Fails if the extent tree or the csum tree cannot be read, or a commit fails. A device that cannot be written is not
     /// used any more. Content that cannot be read is named in the log.
     pub fn resync_step(&self, resync: &mut Resync) -> Result<bool> {
-        self.check_not_aborted()?;
+        self.abort_state.check_not_aborted()?;
         let extents = self.own_tree(RootId::EXTENT_TREE)?;
         let found = extents.range(&resync.next, &Key::MAX, ITEMS_PER_STEP)?;
         let Some((last, _)) = found.last() else {

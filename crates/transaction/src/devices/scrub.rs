@@ -328,7 +328,7 @@ impl Engine {
         job: &Job,
         found: &(dyn Fn(ScrubFinding) + Sync),
     ) -> Result<()> {
-        self.check_not_aborted()?;
+        self.abort_state.check_not_aborted()?;
         // Nothing is written to a seed.
         let may_repair = self.read_only().is_none() && !self.volumes.is_seed(request.devid);
         let mode = if request.repair && may_repair { Mode::Repair } else { Mode::Check };

@@ -62,7 +62,7 @@ impl Engine {
     /// a read, a write or a commit. After an error, the size is unchanged, but chunks and extents that were moved stay
     /// in their new places.
     pub fn resize_device(&self, devid: DevId, len_bytes: u64, job: &Job) -> Result<()> {
-        self.check_not_aborted()?;
+        self.abort_state.check_not_aborted()?;
         let _alone = self.device_changes.begin(job)?;
         self.refuse_seed(devid, "resized")?;
         let (now, has) = self.device_size(devid)?;

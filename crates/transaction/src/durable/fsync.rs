@@ -118,7 +118,7 @@ impl Engine {
         reason = "the request of the leader is in its batch, and no computer writes 2^64 batches"
     )]
     fn lead_batch(&self, leader: &mut BatchLeader<'_>) -> Result<()> {
-        let refused = self.check_not_aborted();
+        let refused = self.abort_state.check_not_aborted();
         let commit_lock = self.commit_state.lock();
         let requests = {
             let mut queue = self.fsyncs.queue.lock();
@@ -128,7 +128,8 @@ impl Engine {
             queue.open += 1;
             requests
         };
-        let outcome = refused.and_then(|()| self.check_not_failed()).and_then(|()| self.write_log(requests));
+        let outcome =
+            refused.and_then(|()| self.abort_state.check_not_failed()).and_then(|()| self.write_log(requests));
         drop(commit_lock);
         let counter = match &outcome {
             Ok(Outcome::Written) => &self.fsyncs.written,

@@ -135,7 +135,7 @@ impl Engine {
     /// [`Error::Io`] if a copy could not be written, or [`Error::ReadOnly`].
     pub fn write_data(&self, at: Logical, data: &[u8]) -> Result<()> {
         self.check_writable()?;
-        self.check_still_ours()?;
+        self.abort_state.check_still_ours(&self.volumes)?;
         self.volumes.write(at, data)
     }
 
@@ -147,7 +147,7 @@ impl Engine {
     /// [`Error::Io`] if fewer copies could be written than needed, or [`Error::ReadOnly`].
     pub fn write_data_vectored(&self, at: Logical, bufs: &[IoSlice<'_>], verifiable: bool) -> Result<()> {
         self.check_writable()?;
-        self.check_still_ours()?;
+        self.abort_state.check_still_ours(&self.volumes)?;
         if verifiable { self.volumes.write_verifiable(at, bufs) } else { self.volumes.write_vectored(at, bufs) }
     }
 

@@ -1,5 +1,5 @@
 //! [`AbortState`]: whether the filesystem is read-only, and the reason. A failed commit makes the filesystem read-only
-//! through [`Engine::or_abort`].
+//! through [`AbortState::or_abort`].
 //!
 //! Owns the reason and the cause, each under a lock; no lock is taken under these locks.
 //!
@@ -7,13 +7,13 @@
 //! - I1. A filesystem that turned read-only stays read-only until it is closed; the first reason is kept.
 //! - I2. The flags and the reason are set under one lock, so a reader that sees a flag finds the reason.
 
-use std::sync::Weak;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use ubtrfs_error::{Error, Result};
+use ubtrfs_volumes::Volumes;
 
-use crate::engine::Engine;
 use crate::health::unwind::EngineId;
 
 /// Whether a filesystem is read-only, and the reason.
@@ -41,8 +41,8 @@ impl AbortState {
     }
 
     /// Registers this engine with the panic hook: a panic of a thread that entered the engine aborts the engine.
-    pub(crate) fn register(&self, engine: Weak<Engine>) {
-        self.id.register(engine);
+    pub(crate) fn register(self: &Arc<Self>) {
+        self.id.register(Arc::downgrade(self));
     }
 
     /// The id of this engine in the process.
@@ -53,21 +53,19 @@ impl AbortState {
     fn is_aborted(&self) -> bool {
         self.aborted.load(Ordering::Acquire)
     }
-}
 
-impl Engine {
     /// The reason why the filesystem is read-only, or `None` if it is writable.
-    pub fn read_only(&self) -> Option<String> {
-        if !self.abort_state.read_only.load(Ordering::Acquire) {
+    pub(crate) fn read_only(&self) -> Option<String> {
+        if !self.read_only.load(Ordering::Acquire) {
             return None;
         }
-        self.abort_state.reason.lock().clone()
+        self.reason.lock().clone()
     }
 
     /// Declares that this thread works on the filesystem: from now on, a panic of this thread turns the filesystem
     /// read-only.
-    pub fn enter(&self) {
-        self.abort_state.id.enter();
+    pub(crate) fn enter(&self) {
+        self.id.enter();
     }
 
     /// Checks that the filesystem is writable.
@@ -75,7 +73,7 @@ impl Engine {
     /// # Errors
     ///
     /// [`Error::ReadOnly`] with the reason.
-    pub fn check_writable(&self) -> Result<()> {
+    pub(crate) fn check_writable(&self) -> Result<()> {
         self.enter();
         match self.read_only() {
             None => Ok(()),
@@ -85,44 +83,43 @@ impl Engine {
 
     /// Makes the filesystem read-only until it is closed: nothing is committed any more. The first reason is kept
     /// (I1).
-    pub fn abort(&self, reason: String) {
-        let state = &self.abort_state;
-        let mut kept = state.reason.lock();
-        if !state.read_only.load(Ordering::Acquire) {
+    pub(crate) fn abort(&self, reason: String) {
+        let mut kept = self.reason.lock();
+        if !self.read_only.load(Ordering::Acquire) {
             debug_assert!(kept.is_none(), "I1: the first reason is lost");
-            state.read_only.store(true, Ordering::Release);
-            state.aborted.store(true, Ordering::Release);
+            self.read_only.store(true, Ordering::Release);
+            self.aborted.store(true, Ordering::Release);
             // Only now is the message true.
             tracing::error!("the filesystem is read-only until it is opened again: {reason}");
             *kept = Some(reason);
         }
     }
 
-    /// Calls [`Engine::abort`] because `what` failed. All callers that waited for the failed work get the same error
-    /// from [`Engine::check_not_failed`].
+    /// Aborts because `what` failed. All callers that waited for the failed work get the same error from
+    /// [`Self::check_not_failed`].
     pub(crate) fn fail(&self, what: &str, error: &Error) {
-        self.abort_state.cause.lock().get_or_insert_with(|| error.clone());
+        self.cause.lock().get_or_insert_with(|| error.clone());
         self.abort(format!("{what} failed: {error}"));
     }
 
-    /// Like [`Engine::check_not_aborted`], but returns the original error. This check is for callers that passed
-    /// [`Engine::check_not_aborted`] and then waited for the commit lock.
+    /// Like [`Self::check_not_aborted`], but returns the original error. This check is for callers that passed
+    /// [`Self::check_not_aborted`] and then waited for the commit lock.
     pub(crate) fn check_not_failed(&self) -> Result<()> {
-        match self.abort_state.cause.lock().clone().filter(|_| self.abort_state.is_aborted()) {
+        match self.cause.lock().clone().filter(|_| self.is_aborted()) {
             Some(cause) => Err(cause),
             None => self.check_not_aborted(),
         }
     }
 
-    /// Fails after [`Engine::abort`]. Without this check, a caller could believe its changes to be durable: the failed
-    /// commit has taken the changes, so nothing seems left to commit.
+    /// Fails after an abort. Without this check, a caller could believe its changes to be durable: the failed commit
+    /// has taken the changes, so nothing seems left to commit.
     pub(crate) fn check_not_aborted(&self) -> Result<()> {
-        if self.abort_state.is_aborted() { self.check_writable() } else { Ok(()) }
+        if self.is_aborted() { self.check_writable() } else { Ok(()) }
     }
 
     /// Runs `work`, and makes the filesystem read-only if it fails or panics.
     pub(crate) fn or_abort(&self, what: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
-        let mut guard = AbortOnUnwind { engine: self, what, armed: true };
+        let mut guard = AbortOnUnwind { state: self, what, armed: true };
         let result = work();
         guard.armed = false;
         if let Err(error) = &result {
@@ -133,25 +130,25 @@ impl Engine {
 
     /// Makes the filesystem read-only if a device is not in place any more or has a superblock of another writer.
     /// Called before each write; a recent check is not repeated.
-    pub(crate) fn check_still_ours(&self) -> Result<()> {
-        if self.volumes.are_superblocks_checked_recently() {
+    pub(crate) fn check_still_ours(&self, volumes: &Volumes) -> Result<()> {
+        if volumes.are_superblocks_checked_recently() {
             return Ok(());
         }
-        self.or_abort("write", || self.volumes.check_superblocks_are_ours())
+        self.or_abort("write", || volumes.check_superblocks_are_ours())
     }
 }
 
 /// Makes the filesystem read-only if the work panics.
-struct AbortOnUnwind<'e> {
-    engine: &'e Engine,
-    what: &'e str,
+struct AbortOnUnwind<'s> {
+    state: &'s AbortState,
+    what: &'s str,
     armed: bool,
 }
 
 impl Drop for AbortOnUnwind<'_> {
     fn drop(&mut self) {
         if self.armed {
-            self.engine.abort(format!("{} panicked", self.what));
+            self.state.abort(format!("{} panicked", self.what));
         }
     }
 }

@@ -3,10 +3,10 @@
 //! A panic does not poison the engine's locks, so state that a panic left half changed would look complete to the next
 //! commit. A guard that noticed the panic while unwinding would be too late: another thread could commit first. The
 //! panic hook runs before unwinding begins.
-//! - I1. A panic of a thread makes all filesystems read-only for which the thread has called [`Engine::enter`]. Among
-//!   others, [`Engine::tree`], [`Engine::check_writable`], reads of data, writes of nodes, and `fs` when it looks up an
-//!   inode make this call.
-//! - I2. The hook takes only the locks of its registry and of [`Engine::abort`]; no other filesystem code runs under
+//! - I1. A panic of a thread makes all filesystems read-only for which the thread has called [`AbortState::enter`].
+//!   Among others, [`Engine::tree`](crate::Engine::tree), [`AbortState::check_writable`], reads of data, writes of nodes,
+//!   and `fs` when it looks up an inode make this call.
+//! - I2. The hook takes only the locks of its registry and of [`AbortState::abort`]; no other filesystem code runs under
 //!   these locks.
 //! - I3. If a program replaced the hook, [`MetadataReservation`](crate::MetadataReservation) and the commit still
 //!   notice a panic during unwinding.
@@ -15,14 +15,14 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, Once, PoisonError, Weak};
 
-use crate::engine::Engine;
+use crate::health::abort::AbortState;
 
 /// A number that tells open engines apart and is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EngineId(u64);
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
-static OPEN: Mutex<Vec<(u64, Weak<Engine>)>> = Mutex::new(Vec::new());
+static OPEN: Mutex<Vec<(u64, Weak<AbortState>)>> = Mutex::new(Vec::new());
 static HOOK: Once = Once::new();
 
 thread_local! {
@@ -39,7 +39,7 @@ impl EngineId {
 
     /// Registers this engine with the panic hook: a panic of a thread that called [`EngineId::enter`] aborts the
     /// engine.
-    pub(crate) fn register(self, engine: Weak<Engine>) {
+    pub(crate) fn register(self, state: Weak<AbortState>) {
         HOOK.call_once(|| {
             let before = std::panic::take_hook();
             std::panic::set_hook(Box::new(move |info| {
@@ -48,8 +48,8 @@ impl EngineId {
             }));
         });
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|(_, engine)| engine.strong_count() > 0);
-        open.push((self.0, engine));
+        open.retain(|(_, state)| state.strong_count() > 0);
+        open.push((self.0, state));
     }
 
     /// Notes that this thread uses the engine.
@@ -82,10 +82,10 @@ pub fn note_panic(what: &str) {
     }
     let open: Vec<_> = {
         let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        open.iter().filter(|(id, _)| used.contains(id)).filter_map(|(_, engine)| engine.upgrade()).collect()
+        open.iter().filter(|(id, _)| used.contains(id)).filter_map(|(_, state)| state.upgrade()).collect()
     };
-    for engine in open {
-        engine.abort(format!("internal error: {what}").replace('\n', " "));
+    for state in open {
+        state.abort(format!("internal error: {what}").replace('\n', " "));
     }
 }
 

@@ -33,7 +33,7 @@ impl Engine {
     /// block group; [`Error::BlockGroupBusy`]; an error of a read, a write or a commit; [`Error::Corrupt`] if data
     /// contradicts its checksum. After an error, the block group stays where it was.
     pub fn migrate_chunk(&self, start: Logical, placement: &Placement, job: &Job) -> Result<MigratedChunk> {
-        self.check_not_aborted()?;
+        self.abort_state.check_not_aborted()?;
         if self.space.is_on_seed(start) {
             // Its tree blocks carry the fsid of the seed, with which they may only lie on a seed device.
             return Err(Error::Refused {
@@ -84,7 +84,7 @@ impl Engine {
         let new_buf = || AlignedBuf::with_capacity(usize::try_from(MIGRATION_PIECE_BYTES).unwrap_or_default());
         work_off(pieces(start.0..start.advance(group.len_bytes).0), new_buf, |buf, piece| {
             job.check()?;
-            self.check_not_aborted()?;
+            self.abort_state.check_not_aborted()?;
             if drops_copies {
                 // Repairing the first copy once is enough: during a migration, a failed write to any copy fails the
                 // migration.

@@ -30,7 +30,7 @@ impl Engine {
     /// Writes nodes (sorted by address). If `all_copies` is set, a failed write of any copy is an error: at an address
     /// that was already written in this generation, a stale copy would look valid.
     pub(crate) fn write_runs(&self, nodes: &[Arc<Node>], all_copies: bool) -> Result<()> {
-        self.check_still_ours()?;
+        self.abort_state.check_still_ours(&self.volumes)?;
         let write = |start, run: &[u8]| match all_copies {
             true => self.volumes.write(start, run),
             false => self.volumes.write_verifiable(start, &[IoSlice::new(run)]),

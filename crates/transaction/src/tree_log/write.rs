@@ -64,7 +64,7 @@ impl Engine {
         if batches.is_empty() {
             return Ok(Outcome::Unchanged);
         }
-        self.or_abort("fsync", || self.volumes.check_superblocks_are_ours())?;
+        self.abort_state.or_abort("fsync", || self.volumes.check_superblocks_are_ours())?;
         race_point();
         assert_eq!(
             self.commit_state.committed().0.saturating_add(1),
@@ -106,7 +106,7 @@ impl Engine {
             Ok(LogPromise::Durable) => {}
             Ok(LogPromise::NeedsCommit) => return Ok(Outcome::NeedsCommit("a device missed commits")),
             Err(error) => {
-                self.fail("writing the log", &error);
+                self.abort_state.fail("writing the log", &error);
                 return Err(error);
             }
         }
