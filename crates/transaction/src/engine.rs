@@ -41,6 +41,7 @@ use crate::health::stats::Stats;
 use crate::job::Job;
 use crate::nodes::leaf_ahead::LeafReadAhead;
 use crate::nodes::store::NodeStore;
+use crate::nodes::write::NodeWriter;
 use crate::qgroup::state::Quotas;
 use crate::rescue::Rescue;
 use crate::reservation::ticket::Tickets;
@@ -318,6 +319,18 @@ impl Engine {
         engine.update_unallocated();
         engine.note_extent_tree_bytes();
         engine
+    }
+
+    /// What the folder of the nodes needs to write nodes.
+    pub(crate) fn node_writer(&self) -> NodeWriter<'_> {
+        NodeWriter {
+            volumes: &self.volumes,
+            store: &self.store,
+            stats: &self.stats,
+            abort_state: &self.abort_state,
+            csum_type: self.geometry.csum_type,
+            nodesize: self.geometry.nodesize,
+        }
     }
 
     /// The superblock of the last commit.

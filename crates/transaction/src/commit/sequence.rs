@@ -149,7 +149,7 @@ impl Engine {
         drop(rounds);
 
         let nodes = self.store.dirty_nodes();
-        self.write_nodes(&nodes)?;
+        self.node_writer().write_nodes(&nodes)?;
         {
             let _flush = self.stats.span(Span::FlushDevices);
             self.volumes.settle_failed_writes()?;

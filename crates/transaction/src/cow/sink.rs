@@ -79,7 +79,7 @@ impl Engine {
         }
         let job = ApplyJob::new(self, tree, refs, transid, progress, batch.len())?;
         let made = if tree.id().is_fs_tree() && batch.len() >= STREAM_MIN {
-            NodeStream::with(self, |stream| {
+            NodeStream::with(self.node_writer(), |stream| {
                 let sink = || CowSink::new(job, Some(stream));
                 let parts = (0..job.nr_parts(max_parts)).map(|_| sink()).collect();
                 LeafReader::with(&self.store, |source| make_nodes(source, sink(), parts, &old_root, batch))
@@ -309,7 +309,7 @@ impl<'a> CowSink<'a> {
             pool: 0..0,
             stream,
             gathered: Vec::new(),
-            piece_len: NodeStream::nodes_per_piece(job.engine),
+            piece_len: NodeStream::nodes_per_piece(job.engine.options.memory_bytes, job.engine.geometry.nodesize),
             nr_unreported: 0,
         }
     }

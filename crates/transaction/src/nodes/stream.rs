@@ -24,11 +24,11 @@ use parking_lot::{Condvar, Mutex};
 use ubtrfs_error::{Error, Result};
 use ubtrfs_tree::Node;
 
-use crate::engine::Engine;
+use crate::nodes::write::NodeWriter;
 
 /// A bounded queue of nodes, and the threads that write them.
 pub(crate) struct NodeStream<'e> {
-    engine: &'e Engine,
+    writer: NodeWriter<'e>,
     queue: Mutex<Queue>,
     /// Signals that a piece was added or taken, or that the stream ends.
     changed: Condvar,
@@ -51,8 +51,8 @@ struct FailOnUnwind<'s, 'e>(&'s NodeStream<'e>);
 impl<'e> NodeStream<'e> {
     /// Runs `make` with a stream that `make` can push nodes into. Returns after all pushed nodes are written. If both a
     /// write and `make` fail, returns the error of the write.
-    pub(crate) fn with<T>(engine: &'e Engine, make: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
-        let stream = Self { engine, queue: Mutex::default(), changed: Condvar::new(), failed: AtomicBool::new(false) };
+    pub(crate) fn with<T>(writer: NodeWriter<'e>, make: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
+        let stream = Self { writer, queue: Mutex::default(), changed: Condvar::new(), failed: AtomicBool::new(false) };
         let made = std::thread::scope(|scope| {
             let _end = EndOnDrop(&stream);
             for _ in 0..NR_WRITERS {
@@ -64,16 +64,16 @@ impl<'e> NodeStream<'e> {
         made
     }
 
-    /// Number of nodes in a piece: enough for large writes, or fewer if memory is short.
-    pub(crate) fn nodes_per_piece(engine: &Engine) -> usize {
-        let bytes = (engine.options.memory_bytes / PIECE_PART).min(PIECE_BYTES);
-        usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(engine.geometry.nodesize as usize).max(PIECE_NODES_MIN)
+    /// Number of nodes in a piece: enough for large writes, or fewer if the engine has little memory.
+    pub(crate) fn nodes_per_piece(memory_bytes: u64, nodesize: u32) -> usize {
+        let bytes = (memory_bytes / PIECE_PART).min(PIECE_BYTES);
+        usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(nodesize as usize).max(PIECE_NODES_MIN)
     }
 
     /// Hands over a piece. Waits while the queue is full.
     pub(crate) fn push(&self, piece: Vec<Arc<Node>>) {
         debug_assert!(
-            piece.iter().all(|node| !self.engine.store.is_dirty(node.bytenr())),
+            piece.iter().all(|node| !self.writer.store.is_dirty(node.bytenr())),
             "I1: a node that may still change is written"
         );
         let mut queue = self.queue.lock();
@@ -95,8 +95,8 @@ impl<'e> NodeStream<'e> {
         let _fail = FailOnUnwind(self);
         while let Some(mut piece) = self.next_piece() {
             piece.sort_unstable_by_key(|node| node.bytenr());
-            match self.engine.write_runs(&piece, false) {
-                Ok(()) => self.engine.store.streamed(piece),
+            match self.writer.write_runs(&piece, false) {
+                Ok(()) => self.writer.store.streamed(piece),
                 Err(error) => self.fail(Some(error)),
             }
         }

@@ -88,7 +88,7 @@ impl Engine {
         if !self.pending_chunks.is_empty() {
             return Ok(Outcome::NeedsCommit("a chunk is new"));
         }
-        if let Err(error) = self.write_runs(&nodes, true) {
+        if let Err(error) = self.node_writer().write_runs(&nodes, true) {
             tracing::warn!("fsync commits, because the log could not be written: {error}");
             return Ok(Outcome::NeedsCommit("the log could not be written"));
         }
