@@ -1,4 +1,4 @@
-//! Data extents: reserving, allocating, writing, and reading with verified checksums.
+//! Data extents: allocating, writing, and reading with verified checksums.
 
 use std::io::IoSlice;
 

@@ -71,8 +71,8 @@ pub struct TreeChanges<'o> {
 }
 
 impl Engine {
-    /// Estimated memory of a changed tree until the commit, without its delayed items: the tree, its subvolume, and a new
-    /// node.
+    /// Estimated memory of a changed tree until the commit, without its delayed items: the tree, its subvolume, and a
+    /// new node.
     pub(crate) fn changed_tree_bytes(&self) -> u64 {
         CHANGED_TREE_BYTES.saturating_add(self.geometry.nodesize.into())
     }

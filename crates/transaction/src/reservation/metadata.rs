@@ -143,9 +143,9 @@ impl Engine {
         }
     }
 
-    /// Admits changes between two commits (I4 of [`crate::handle::metadata_reservation`]). If the changes do not fit, tries again until other threads have put
-    /// their admitted changes, but for at most `patience`: the other threads may be waiting for a lock that the caller
-    /// holds.
+    /// Admits changes between two commits (I4 of [`crate::handle::metadata_reservation`]). If the changes do not fit,
+    /// tries again until other threads have put their admitted changes, but for at most `patience`: the other threads may
+    /// be waiting for a lock that the caller holds.
     fn admit_between_commits<T>(
         &self,
         granted: &dyn Fn() -> Option<T>,
@@ -170,8 +170,8 @@ impl Engine {
         self.flusher().map_or(Ok(()), |flusher| flusher.flush_delalloc(None))
     }
 
-    /// Checks I1 of [`crate::handle::admission`] in debug builds. Called when the filesystem was closed without a failure: no change runs, and all data is
-    /// written.
+    /// Checks I1 of `handle/admission.rs` in debug builds. Called when the filesystem was closed without a failure: no
+    /// change runs, and all data is written.
     pub fn check_nothing_reserved(&self) {
         if cfg!(debug_assertions) {
             let nr_changes = self.admission.load.nr_reserved();
