@@ -93,7 +93,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Folders of a crate, from the bottom up. A file outside of these folders may be used by every folder.
+/// Folders of a crate, from the bottom up. Every folder may import from a file outside of these folders; [`calls`]
+/// finds the calls that go upward through such a file.
 const FOLDERS: &[(&str, &[&str])] = &[
     (
         "fs",
