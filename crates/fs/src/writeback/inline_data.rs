@@ -50,11 +50,7 @@ impl Fs {
         {
             return Some(InlineData { size, kind: method.kind, bytes });
         }
-        (plain.len() <= most && size < sectorsize).then(|| InlineData {
-            size,
-            kind: Compression::None,
-            bytes: plain.to_vec(),
-        })
+        (plain.len() <= most).then(|| InlineData { size, kind: Compression::None, bytes: plain.to_vec() })
     }
 
     /// Maximum length of an inline extent: the limit of the mount option, but less than a sector, and no more than an
