@@ -403,6 +403,8 @@ mod tests {
         let asked = BalanceArgs { limit_min: 0, limit_max: 1, ..args(BalanceFilters::LIMIT) };
         let taken = Filters::of(&asked).args().unwrap();
         assert_eq!((taken.limit_min, taken.limit_max), (0, u32::MAX));
+        let asked = BalanceArgs { limit_min: 7, ..args(BalanceFilters::LIMIT) };
+        assert_eq!(Filters::of(&asked).limit, Some((0, 7)));
     }
 
     #[test]

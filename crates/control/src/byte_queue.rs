@@ -133,6 +133,7 @@ pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::time::Instant;
 
     use super::*;
 
@@ -165,5 +166,17 @@ mod tests {
         queue.close();
         assert_eq!(queue.put(&[1]).unwrap_err().kind(), io::ErrorKind::BrokenPipe, "Q3");
         assert_eq!(queue.take(&mut [], PAUSE), Taken::Bytes(0));
+    }
+
+    #[test]
+    fn a_writer_waits_for_room_only_if_the_queue_is_full() {
+        let queue = ByteQueue::default();
+        let begun = Instant::now();
+        assert!(queue.has_room(Duration::from_secs(60)).unwrap());
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        queue.put(&vec![1; QUEUE_MAX]).unwrap();
+        let begun = Instant::now();
+        assert!(!queue.has_room(PAUSE).unwrap());
+        assert!(begun.elapsed() >= PAUSE);
     }
 }

@@ -135,3 +135,22 @@ fn failure_of(error: Error) -> Failure {
 }
 
 const BUFFER: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_changed_file_has_ranges_and_attributes() {
+        let json = |kind| {
+            let (path, attributes) = (b"f".to_vec(), vec![b"mode".to_vec()]);
+            let change =
+                Change { kind, file_type: "file", path, from: None, ranges: vec![0..1, 4096..8192], attributes };
+            json_of(&change)
+        };
+        assert_eq!(json(ChangeKind::Added), serde_json::json!({"change": "added", "type": "file", "path": "f"}));
+        let changed = json(ChangeKind::Changed);
+        assert_eq!(changed["ranges"], serde_json::json!([{"offset": 0, "len": 1}, {"offset": 4096, "len": 4096}]));
+        assert_eq!(changed["attributes"], serde_json::json!(["mode"]));
+    }
+}

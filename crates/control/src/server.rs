@@ -523,3 +523,23 @@ const ALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 /// How long [`Server::finish`] waits for connections that have not sent a request yet.
 const FINISH_TIMEOUT: Duration = Duration::from_millis(200);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_close_connections_are_counted_until_they_end() {
+        let server = Server::listen().unwrap();
+        for _ in 0..3 {
+            let (near, _far) = UnixStream::pair().unwrap();
+            server.shared.close_apart([Wire::new(near).unwrap()]);
+        }
+        let begun = Instant::now();
+        while server.shared.nr_closing.load(Ordering::SeqCst) != 0 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "K7");
+            thread::sleep(Duration::from_millis(10));
+        }
+        server.finish(None);
+    }
+}

@@ -188,7 +188,46 @@ const END_PATIENCE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
+    use std::io::{self, Read};
+    use std::net::Shutdown;
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc;
+
     use super::*;
+
+    #[test]
+    fn progress_is_sent_only_when_it_has_changed() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        far.set_nonblocking(true).unwrap();
+        let (wire, job) = (Wire::new(near).unwrap(), Job::new());
+        let mut reporter = Reporter::new(&wire, &job);
+        let mut is_told = || {
+            reporter.report();
+            match far.read(&mut [0; 4096]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
+                read => read.unwrap() > 0,
+            }
+        };
+        assert!(!is_told());
+        job.add_total(7);
+        assert!(is_told());
+        assert!(!is_told());
+    }
+
+    #[test]
+    fn a_client_that_sends_no_more_cancels_a_stream_that_is_sent_to_it() {
+        let (near, far) = UnixStream::pair().unwrap();
+        far.shutdown(Shutdown::Write).unwrap();
+        let (wire, job, queue) = (Wire::new(near).unwrap(), Job::new(), ByteQueue::default());
+        let (done, is_done) = mpsc::channel();
+        let end = || queue.end();
+        std::thread::scope(|scope| {
+            // Ends the stream if the client is not noticed.
+            scope.spawn(move || is_done.recv_timeout(Duration::from_secs(10)).unwrap_or_else(|_| end()));
+            assert!(Reporter::new(&wire, &job).send_stream(&queue));
+            done.send(()).unwrap();
+        });
+    }
 
     #[test]
     fn a_stream_is_taken_apart_wherever_it_is_cut() {

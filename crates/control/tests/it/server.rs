@@ -353,6 +353,28 @@ fn garbage_is_refused_and_harms_nobody() {
 }
 
 #[test]
+fn a_request_that_is_too_long_is_answered() {
+    let bed = Bed::new();
+    let mut stream = bed.connect();
+    stream.write_all(&u32::MAX.to_le_bytes()).unwrap();
+    assert!(answer(&mut stream).contains("too long"));
+    bed.end();
+}
+
+#[test]
+fn a_client_that_waits_for_the_unmount_gets_signs_of_life_after_the_stop() {
+    let bed = Bed::new();
+    let mut waiter = connect_to_unmount(bed.server.name(), &Peers::of_owner(None)).unwrap();
+    waiter.set_nonblocking(false).unwrap();
+    waiter.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    assert!(waiter.read(&mut [0]).is_err(), "the server is not asked to stop yet");
+    waiter.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    bed.server.stop();
+    assert!(answer(&mut waiter).contains("progress"));
+    bed.end();
+}
+
+#[test]
 fn a_command_needs_an_open_file_of_the_mount() {
     let bed = Bed::new();
     let stranger = tempfile::tempfile().unwrap();
