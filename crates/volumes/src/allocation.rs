@@ -353,6 +353,8 @@ mod tests {
         let full = device(100 * MIB, &[MIB..50 * MIB, 50 * MIB..100 * MIB - 4096]);
         assert_eq!(planned(full, BlockGroupFlags::DATA, GIB), None);
         assert_eq!(planned(device(MIB, &[]), BlockGroupFlags::DATA, GIB), None);
+        let shortest = device(100 * MIB, &[MIB..50 * MIB, 50 * MIB + STRIPE_LEN_MIN..100 * MIB]);
+        assert_eq!(planned(shortest, BlockGroupFlags::DATA, GIB).map(|(_, _, len)| len), Some(STRIPE_LEN_MIN));
         assert_eq!(planned(device(GIB, &[]), BlockGroupFlags::DATA | BlockGroupFlags::RAID1, GIB), None);
         assert_eq!(planned(device(GIB, &[]), BlockGroupFlags::DATA | BlockGroupFlags::RAID5, GIB), None);
     }

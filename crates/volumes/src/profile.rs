@@ -363,6 +363,7 @@ mod tests {
         assert_eq!(field(&ChunkItem { stripe_len: 0, ..good.clone() }, 0), "stripe_len");
         assert_eq!(field(&ChunkItem { stripes: Vec::new(), ..good.clone() }, 0), "num_stripes");
         assert_eq!(field(&chunk(BlockGroupFlags::RAID0 | BlockGroupFlags::DUP, 2, 4096), 0), "type");
+        assert_eq!(field(&ChunkItem { flags: BlockGroupFlags::DUP, ..good.clone() }, 0), "type");
         assert_eq!(field(&chunk(BlockGroupFlags::RAID10, 3, 4096), 0), "sub_stripes");
         assert_eq!(field(&chunk(BlockGroupFlags::RAID6, 2, 4096), 0), "num_stripes");
         let mut far = good;
@@ -377,7 +378,26 @@ mod tests {
         assert_eq!(dup.logical_range_of(1, 1 << 20), None);
         let raid0 = geometry(BlockGroupFlags::RAID0, 3, 12 * K64);
         assert_eq!(raid0.logical_range_of(1, K64), Some(4 * K64..5 * K64));
+        let uneven = geometry(BlockGroupFlags::RAID0, 3, 10 * K64);
+        assert_eq!(uneven.logical_range_of(0, 3 * K64), Some(9 * K64..10 * K64));
+        assert_eq!(uneven.logical_range_of(1, 3 * K64), None, "the last row has one element");
         let raid5 = geometry(BlockGroupFlags::RAID5, 3, 12 * K64);
         assert_eq!(raid5.logical_range_of(1, K64), Some(2 * K64..4 * K64));
+    }
+
+    #[test]
+    fn superblocks_beside_a_stripe_reserve_nothing_and_the_first_addresses_are_reserved() {
+        let reserved = |start, length| {
+            // The stripe begins behind the first superblock.
+            let chunk = chunk(BlockGroupFlags::empty(), 1, length);
+            let geometry = Geometry::of(Logical(start), &chunk, 4096).unwrap();
+            let ranges = reserved_ranges(Logical(start), &chunk, &geometry).into_iter();
+            ranges.map(|range| (range.start, range.end)).collect::<Vec<_>>()
+        };
+        let second = SUPERBLOCK_OFFSETS[1] - (1 << 20);
+        assert_eq!(reserved(1 << 30, second), [], "it ends before the second");
+        let at = (1 << 30) + second;
+        assert_eq!(reserved(1 << 30, second + K64), [(at, at + K64)]);
+        assert_eq!(reserved(0, 1 << 20), [(0, K64)]);
     }
 }

@@ -11,9 +11,10 @@ use ubtrfs_device::{Device, MemoryDevice};
 use ubtrfs_error::Error;
 use ubtrfs_format::codec::Field;
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevStatsItem, DeviceRecord, Stripe};
-use ubtrfs_format::superblock::{SYS_CHUNK_ARRAY_SIZE, Superblock};
-use ubtrfs_format::{DevId, FormatError, Generation, Key, KeyType, Logical, Physical};
-use ubtrfs_volumes::{LogPromise, MemberState, OpenOptions, Refreshed, Volumes};
+use ubtrfs_format::node::finish_block;
+use ubtrfs_format::superblock::{Incompat, SYS_CHUNK_ARRAY_SIZE, Superblock};
+use ubtrfs_format::{CsumType, DevId, FormatError, Generation, Key, KeyType, Logical, Physical};
+use ubtrfs_volumes::{LogPromise, MemberState, OpenOptions, Refreshed, Tuning, Volumes, tune};
 use uuid::Uuid;
 
 use crate::common::{CHUNK, MIB, chunk, dev_item, put, superblock};
@@ -507,6 +508,11 @@ fn i1_i3_copies_and_forks_of_a_device_are_refused_in_one_line() {
     };
     assert!(refusal(&|sb| sb.dev_item.devid = DevId(1)).contains("both device 1"));
     assert!(refusal(&|sb| sb.dev_item.uuid = Uuid::from_u128(1)).contains("device UUID"));
+    // I6: a copy that this generation added is in nobody's place.
+    let added_now = |sb: &mut Superblock| {
+        (sb.dev_item.devid, sb.dev_item.generation) = (DevId(1), sb.generation.0);
+    };
+    assert!(refusal(&added_now).contains("both device 1"));
     assert!(refusal(&|sb| sb.root = Logical(CHUNK.0 + 32768)).contains("written apart"));
     assert!(
         refusal(&|sb| {
@@ -516,6 +522,35 @@ fn i1_i3_copies_and_forks_of_a_device_are_refused_in_one_line() {
         })
         .contains("written apart")
     );
+}
+
+#[test]
+fn i3_members_whose_nodes_of_one_generation_differ_were_written_apart() {
+    let devices = devices(2, BlockGroupFlags::RAID1);
+    let at = Logical(CHUNK.0 + 16384);
+    // The node of the last commit, with this number in its last byte.
+    let put_node = |device: &Faulty, last: u8| {
+        let mut node = vec![0; 16384];
+        node[48..56].copy_from_slice(&at.0.to_le_bytes());
+        node[80..88].copy_from_slice(&10u64.to_le_bytes());
+        node[16383] = last;
+        finish_block(&mut node, CsumType::Crc32c);
+        device.memory.write_at(MIB + 16384, &node).unwrap();
+    };
+    let volumes = open(&devices);
+    let check = || volumes.check_one_history(at, Generation(10), CsumType::Crc32c);
+    devices.iter().for_each(|device| put_node(device, 1));
+    assert_eq!(check().unwrap().unwrap().last(), Some(&1));
+    put_node(&devices[1], 2);
+    assert!(check().unwrap_err().to_string().contains("written apart"));
+}
+
+#[test]
+fn a_device_that_is_given_twice_is_not_tuned() {
+    let devices = devices(2, BlockGroupFlags::RAID1);
+    let twice = [0, 0].map(|at| Arc::clone(&devices[at]) as Arc<dyn Device>);
+    let tuning = Tuning { fsid: None, seeding: Some(true), features: Incompat::empty() };
+    assert!(tune(&twice, &tuning).unwrap_err().to_string().contains("given twice"));
 }
 
 #[test]
