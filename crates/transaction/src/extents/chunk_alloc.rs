@@ -438,6 +438,20 @@ mod tests {
         }
     }
 
+    #[test]
+    fn only_profiles_of_three_and_four_copies_need_their_feature() {
+        let engine = engine_with_chunks(0);
+        let has_feature = |flags| {
+            engine.note_profile(BlockGroupFlags::METADATA | flags);
+            // A commit needs a change.
+            assert!(engine.add_chunk(SpaceKind::Data).expect("made"));
+            engine.commit().expect("committed");
+            engine.superblock().incompat().contains(Incompat::RAID1C34)
+        };
+        assert!(!has_feature(BlockGroupFlags::DUP) && !has_feature(BlockGroupFlags::RAID1));
+        assert!(has_feature(BlockGroupFlags::RAID1C4));
+    }
+
     /// Block groups, chunks and device extents that `work` walks.
     fn walked(engine: &Engine, work: impl FnOnce()) -> u64 {
         let now = || engine.space.nr_walked() + engine.volumes.nr_walked() + engine.trees.nr_walked();

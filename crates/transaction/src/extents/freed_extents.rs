@@ -100,5 +100,8 @@ mod tests {
         assert_eq!(freed.take_in(&(30..100)), [90..100, 70..80, 30..60]);
         assert!(freed.take_in(&(30..100)).is_empty());
         assert_eq!(freed.take(), BTreeMap::from([(0, 10), (20, 30), (100, 120)]));
+        freed.note(&[extent(20, 32), extent(34, 40)]);
+        assert_eq!(freed.take_in(&(30..40)), [34..40, 30..32], "the last one ends with the part");
+        assert_eq!(freed.take(), BTreeMap::from([(20, 30)]));
     }
 }

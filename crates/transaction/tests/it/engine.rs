@@ -34,6 +34,28 @@ fn make_image(size_mib: u64, mkfs_args: &[&str]) -> Image {
 }
 
 #[test]
+fn the_root_backups_are_those_of_the_last_four_commits() {
+    if !have_tools() {
+        return;
+    }
+    let image = make_image(256, &[]);
+    let engine = open(&image.path);
+    let tree = engine.tree(RootId::FS_TREE).unwrap().unwrap();
+    for ino in 257..263 {
+        load_dir(&tree);
+        let op = engine.begin(engine.reserve(8).unwrap());
+        put_file(&op, &tree, ino, &format!("file{ino}"), 0, 0);
+        drop(op);
+        engine.commit().unwrap();
+    }
+    let superblock = engine.superblock();
+    let mut found = superblock.super_roots.each_ref().map(|backup| backup.tree_root_gen.0);
+    found.sort_unstable();
+    let last = superblock.generation.0;
+    assert_eq!(found, [last - 3, last - 2, last - 1, last]);
+}
+
+#[test]
 fn files_survive_a_commit_and_pass_check() {
     if !have_tools() {
         return;
