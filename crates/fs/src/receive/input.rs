@@ -275,6 +275,7 @@ mod tests {
             drop(batches);
             drop(applier);
             reader.join().unwrap();
+            assert!(count.load(Ordering::SeqCst) < input.len(), "the rest is not read");
         });
     }
 }

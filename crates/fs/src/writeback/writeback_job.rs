@@ -168,3 +168,17 @@ fn push_range(ranges: &mut Vec<(usize, Range<u64>)>, run: usize, range: Range<u6
         _ => ranges.push((run, range)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_a_run_that_touch_are_one_range() {
+        let mut ranges = Vec::new();
+        for (run, range) in [(0, 0..4096), (0, 4096..4096), (0, 4096..8192), (0, 12288..16384), (1, 16384..20480)] {
+            push_range(&mut ranges, run, range);
+        }
+        assert_eq!(ranges, [(0, 0..8192), (0, 12288..16384), (1, 16384..20480)]);
+    }
+}

@@ -10,8 +10,8 @@ use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::item::{Compression, Timespec};
 use ubtrfs_format::superblock::{CompatRo, Incompat};
 use ubtrfs_fs::{
-    Caller, CompressSpec, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, SeekWhence, SetAttr, SetTime,
-    XattrFlags,
+    Caller, CompressSpec, ExtentKind, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, SeekWhence, SetAttr,
+    SetTime, XattrFlags,
 };
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::capability::{kernel_oracle, program};
@@ -411,6 +411,21 @@ fn cutting_off_data_that_waits_leaves_the_size_on_disk() {
 
 /// Pending data at the start of a file keeps the size on disk below the ends of extents that were cloned into the file
 /// and are in the tree already. Truncating inside a cloned extent must leave no old bytes past the new end.
+/// As on Linux.
+#[test]
+fn a_file_of_one_sector_is_inline_only_if_it_is_compressed() {
+    for (options, is_inline) in [(compress(Compression::Zlib), true), (MountOptions::default(), false)] {
+        let image = make(&MkfsOptions::default());
+        let fs = open(&image, &MountOptions { max_inline: 4096, ..options });
+        let file = fs.create(fs.root(), b"file", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        fs.write(file, 0, &[7; 4096]).unwrap();
+        fs.sync().unwrap();
+        let kinds: Vec<_> = fs.extents(file).unwrap().iter().map(|extent| extent.kind == ExtentKind::Inline).collect();
+        assert_eq!(kinds, [is_inline]);
+        fs.close().unwrap();
+    }
+}
+
 #[test]
 fn a_cut_inside_an_extent_past_the_size_on_disk_leaves_zeros() {
     let image = make(&MkfsOptions::default());
