@@ -6,7 +6,7 @@
 //!   against mistakes; the locks in `exclusive_use.rs` protect against other ubtrfs processes.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -335,18 +335,38 @@ fn server_of(mount: &Mount) -> Option<u32> {
 /// How many links and mounts a path may lead through.
 const LINKS_MAX: usize = 40;
 
-/// The process that holds a lock on this inode according to /proc/locks.
 /// Whether this process holds the lock of a file.
 pub(crate) fn is_locked_here(dev: u64, ino: u64) -> bool {
     lock_holder_pid(dev, ino).is_some_and(|pid| pid == std::process::id().to_string())
 }
 
+/// The process that holds a lock on this inode according to /proc/locks.
 fn lock_holder_pid(dev: u64, ino: u64) -> Option<String> {
     lock_holder_pids(dev, ino).into_iter().next()
 }
 
 fn lock_holder_pids(dev: u64, ino: u64) -> Vec<String> {
-    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    // A lock can be missed if the list has several pages and others end their locks between two reads.
+    (0..LISTS_READ).map(|_| lock_holder_pids_once(dev, ino)).find(|pids| !pids.is_empty()).unwrap_or_default()
+}
+
+/// How often the list of locks is read for a lock that is not in it.
+const LISTS_READ: u32 = 3;
+
+/// The list of all locks. The kernel makes the text anew for each read, of a page at most. So small reads, such as those of
+/// `fs::read_to_string`, pass over locks when others end theirs meanwhile.
+fn locks() -> String {
+    let mut text = Vec::new();
+    let mut page = vec![0; 1 << 16];
+    let Ok(mut file) = File::open("/proc/locks") else { return String::new() };
+    while let Ok(count @ 1..) = file.read(&mut page) {
+        text.extend_from_slice(page.get(..count).unwrap_or_default());
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+fn lock_holder_pids_once(dev: u64, ino: u64) -> Vec<String> {
+    let locks = locks();
     let wanted = format!("{:02x}:{:02x}:{ino}", rustix::fs::major(dev), rustix::fs::minor(dev));
     let holder = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -384,6 +404,34 @@ const COMMAND_CHARS: usize = 80;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_holder_of_a_lock_is_found_while_others_lock_and_unlock() {
+        let dir = tempfile::tempdir().expect("a scratch directory");
+        let locked = |name: &str| {
+            let file = File::create(dir.path().join(name)).expect("a scratch file");
+            rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).expect("nobody else has it");
+            file
+        };
+        let before: Vec<File> = (0..4).map(|number| locked(&number.to_string())).collect();
+        let held = locked("held");
+        let metadata = held.metadata().expect("it is open");
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let is_over = &is_over;
+            for file in &before {
+                scope.spawn(move || {
+                    while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                        rustix::fs::flock(file, FlockOperation::Unlock).expect("it is locked");
+                        rustix::fs::flock(file, FlockOperation::LockExclusive).expect("nobody else has it");
+                    }
+                });
+            }
+            let nr_missed = (0..20_000).filter(|_| !is_locked_here(metadata.dev(), metadata.ino())).count();
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(nr_missed, 0);
+        });
+    }
 
     #[test]
     fn a_process_is_ending_if_it_exits_was_killed_or_is_gone() {
