@@ -142,6 +142,9 @@ struct Comparison<'c> {
     buffers: [Vec<u8>; 2],
 }
 
+/// What is in a directory of either tree, by name.
+type Names = Vec<(Vec<u8>, Pair)>;
+
 /// Two files with one path, or a file that one tree has.
 enum Pair {
     Both(InodeId, InodeId),
@@ -193,7 +196,7 @@ impl<'c> Comparison<'c> {
     }
 
     /// Tells of a file that one tree has. What is below a directory is not told.
-    fn only(&mut self, sign: Sign, id: InodeId, path: &[u8]) -> anyhow::Result<Vec<(Vec<u8>, Pair)>> {
+    fn only(&mut self, sign: Sign, id: InodeId, path: &[u8]) -> anyhow::Result<Names> {
         let fs = self.sides[usize::from(sign == Sign::Second)];
         let kind = fs.getattr(id).map_or("unknown", |attr| kind_of(&attr));
         let values =
@@ -208,7 +211,7 @@ impl<'c> Comparison<'c> {
         ids: [InodeId; 2],
         path: &[u8],
         passed: &mut VisitedDirs,
-    ) -> anyhow::Result<anyhow::Result<Vec<(Vec<u8>, Pair)>>> {
+    ) -> anyhow::Result<anyhow::Result<Names>> {
         let found = self.differences(ids).and_then(|(differences, are_dirs)| {
             let below = if are_dirs { self.names(ids, passed)? } else { Vec::new() };
             Ok((differences, below))
@@ -224,7 +227,7 @@ impl<'c> Comparison<'c> {
     }
 
     /// The names of two directories, in order.
-    fn names(&self, [first, second]: [InodeId; 2], passed: &mut VisitedDirs) -> anyhow::Result<Vec<(Vec<u8>, Pair)>> {
+    fn names(&self, [first, second]: [InodeId; 2], passed: &mut VisitedDirs) -> anyhow::Result<Names> {
         passed.pass(first)?;
         let one = read_names(self.sides[0], first)?;
         let other = read_names(self.sides[1], second)?;
