@@ -19,7 +19,7 @@ use super::{
     COPY_LEN, ImageOptions, ImagePath, ImagePathParser, Name, Use, VisitedDirs, data_ranges, is_same_image, lookup,
     push_name, read_names, type_of, with_image,
 };
-use crate::common::{OUTPUT_LOST, print_error, stdout};
+use crate::common::{OUTPUT_LOST, Stdout, print_error, stdout};
 
 /// Tell how two files or directory trees of images differ
 #[derive(clap::Args)]
@@ -93,16 +93,23 @@ impl Aspect {
 struct Difference {
     aspect: Aspect,
     values: Option<(String, String)>,
-    /// What a value is of: the name of an extended attribute, or an offset.
+    /// The name of the extended attribute, or the offset of the content, that differs.
     at: String,
 }
 
-/// Which of the trees have a file.
+/// One of the two trees.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Sign {
+enum Side {
     First,
     Second,
-    Both,
+}
+
+/// What a line tells of a file.
+enum Told<'t> {
+    /// Only one tree has it. It has this type.
+    Only(Side, &'static str),
+    /// Both trees have it, and it differs.
+    Differs(&'t [Difference]),
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
@@ -137,25 +144,24 @@ struct Outcome {
 struct Comparison<'c> {
     args: &'c Args,
     sides: [&'c Fs; 2],
-    out: BufWriter<Box<dyn Write>>,
+    out: BufWriter<Stdout>,
     outcome: Outcome,
     buffers: [Vec<u8>; 2],
 }
 
-/// What is in a directory of either tree, by name.
+/// The names that a directory has in at least one of the trees.
 type Names = Vec<(Vec<u8>, Pair)>;
 
 /// Two files with one path, or a file that one tree has.
 enum Pair {
     Both(InodeId, InodeId),
-    Only(Sign, InodeId),
+    Only(Side, InodeId),
 }
 
 impl<'c> Comparison<'c> {
     fn new(args: &'c Args, first: &'c Fs, second: &'c Fs) -> Self {
-        let out = BufWriter::new(Box::new(stdout()) as Box<dyn Write>);
         let buffers = [vec![0; COPY_LEN], vec![0; COPY_LEN]];
-        Self { args, sides: [first, second], out, outcome: Outcome::default(), buffers }
+        Self { args, sides: [first, second], out: BufWriter::new(stdout()), outcome: Outcome::default(), buffers }
     }
 
     /// Compares what the operands name, and everything below.
@@ -178,7 +184,10 @@ impl<'c> Comparison<'c> {
                 push_name(&mut path, &name);
             }
             let below = match pair {
-                Pair::Only(sign, id) => self.only(sign, id, &path)?,
+                Pair::Only(side, id) => {
+                    self.only(side, id, &path)?;
+                    Names::new()
+                }
                 Pair::Both(first, second) => match self.files([first, second], &path, &mut passed)? {
                     Ok(below) => below,
                     Err(error) => {
@@ -195,14 +204,10 @@ impl<'c> Comparison<'c> {
         Ok(self.outcome)
     }
 
-    /// Tells of a file that one tree has. What is below a directory is not told.
-    fn only(&mut self, sign: Sign, id: InodeId, path: &[u8]) -> anyhow::Result<Names> {
-        let fs = self.sides[usize::from(sign == Sign::Second)];
-        let kind = fs.getattr(id).map_or("unknown", |attr| kind_of(&attr));
-        let values =
-            if sign == Sign::First { (kind.to_owned(), String::new()) } else { (String::new(), kind.to_owned()) };
-        self.tell(sign, path, &[Difference { aspect: Aspect::Type, values: Some(values), at: String::new() }])?;
-        Ok(Vec::new())
+    /// Prints the line of a file that only one tree has. Of a directory, it prints nothing that lies below.
+    fn only(&mut self, side: Side, id: InodeId, path: &[u8]) -> anyhow::Result<()> {
+        let kind = self.sides[side as usize].getattr(id).map_or("unknown", |attr| kind_of(&attr));
+        self.tell(path, &Told::Only(side, kind))
     }
 
     /// Compares two files. Returns what is in them, if both are directories. An inner error is that of these files.
@@ -221,7 +226,7 @@ impl<'c> Comparison<'c> {
             Err(error) => return Ok(Err(error)),
         };
         if !differences.is_empty() {
-            self.tell(Sign::Both, path, &differences)?;
+            self.tell(path, &Told::Differs(&differences))?;
         }
         Ok(Ok(below))
     }
@@ -244,8 +249,8 @@ impl<'c> Comparison<'c> {
             let second = if order == Ordering::Less { None } else { other.next() };
             pairs.extend(match (first, second) {
                 (Some(Name { name, id }), Some(second)) => Some((name, Pair::Both(id, second.id))),
-                (Some(Name { name, id }), None) => Some((name, Pair::Only(Sign::First, id))),
-                (None, Some(Name { name, id })) => Some((name, Pair::Only(Sign::Second, id))),
+                (Some(Name { name, id }), None) => Some((name, Pair::Only(Side::First, id))),
+                (None, Some(Name { name, id })) => Some((name, Pair::Only(Side::Second, id))),
                 (None, None) => None,
             });
         }
@@ -302,13 +307,8 @@ impl<'c> Comparison<'c> {
     }
 
     fn xattrs(&self, ids: [InodeId; 2]) -> anyhow::Result<Vec<Difference>> {
-        let names = |side: usize| -> anyhow::Result<Vec<Vec<u8>>> {
-            let mut names = self.sides[side].listxattr(ids[side])?;
-            names.sort_unstable();
-            Ok(names)
-        };
-        let mut all = names(0)?;
-        all.extend(names(1)?);
+        let mut all = self.sides[0].listxattr(ids[0])?;
+        all.extend(self.sides[1].listxattr(ids[1])?);
         all.sort_unstable();
         all.dedup();
         let mut found = Vec::new();
@@ -320,8 +320,7 @@ impl<'c> Comparison<'c> {
             };
             let (one, other) = (value(0)?, value(1)?);
             if one != other {
-                let values = [one, other].map(|value| value.unwrap_or_else(|| "absent".to_owned()));
-                let [one, other] = values;
+                let [one, other] = [one, other].map(|value| value.unwrap_or_else(|| "absent".to_owned()));
                 found.push(Difference { aspect: Aspect::Xattr, values: Some((one, other)), at: printable(&name) });
             }
         }
@@ -354,11 +353,11 @@ impl<'c> Comparison<'c> {
     }
 
     /// Prints a line.
-    fn tell(&mut self, sign: Sign, path: &[u8], differences: &[Difference]) -> anyhow::Result<()> {
+    fn tell(&mut self, path: &[u8], told: &Told<'_>) -> anyhow::Result<()> {
         self.outcome.differs = true;
         let line = match self.args.json {
-            true => format!("{}\n", json_line(&as_json(sign, path, differences))),
-            false => as_text(sign, path, differences),
+            true => format!("{}\n", json_line(&as_json(path, told))),
+            false => as_text(path, told),
         };
         self.out.write_all(line.as_bytes()).context(OUTPUT_LOST)
     }
@@ -372,10 +371,14 @@ fn kind_of(attr: &Attr) -> &'static str {
     }
 }
 
-fn as_text(sign: Sign, path: &[u8], differences: &[Difference]) -> String {
+fn as_text(path: &[u8], told: &Told<'_>) -> String {
     let path = printable(path);
-    let all = differences.iter().map(|difference| {
-        let Difference { aspect, values, at } = difference;
+    let differences = match told {
+        Told::Only(Side::First, kind) => return format!("- {path} ({kind})\n"),
+        Told::Only(Side::Second, kind) => return format!("+ {path} ({kind})\n"),
+        Told::Differs(differences) => differences,
+    };
+    let all = differences.iter().map(|Difference { aspect, values, at }| {
         let name = aspect.name();
         let gap = if at.is_empty() { "" } else { " " };
         match values {
@@ -383,14 +386,10 @@ fn as_text(sign: Sign, path: &[u8], differences: &[Difference]) -> String {
             None => format!("{name} from {at}"),
         }
     });
-    match (sign, differences.first().and_then(|difference| difference.values.as_ref())) {
-        (Sign::First, Some((kind, _))) => format!("- {path} ({kind})\n"),
-        (Sign::Second, Some((_, kind))) => format!("+ {path} ({kind})\n"),
-        _ => format!("~ {path}: {}\n", all.collect::<Vec<_>>().join(", ")),
-    }
+    format!("~ {path}: {}\n", all.collect::<Vec<_>>().join(", "))
 }
 
-fn as_json(sign: Sign, path: &[u8], differences: &[Difference]) -> Value {
+fn as_json(path: &[u8], told: &Told<'_>) -> Value {
     let difference = |difference: &Difference| {
         let mut value = json!({ "what": difference.aspect.name() });
         if !difference.at.is_empty() {
@@ -402,13 +401,11 @@ fn as_json(sign: Sign, path: &[u8], differences: &[Difference]) -> Value {
         }
         value
     };
-    let mut value = match sign {
-        Sign::Both => {
+    let mut value = match told {
+        Told::Only(Side::First, kind) => json!({ "in": "first", "type": kind }),
+        Told::Only(Side::Second, kind) => json!({ "in": "second", "type": kind }),
+        Told::Differs(differences) => {
             json!({ "in": "both", "differences": differences.iter().map(difference).collect::<Vec<_>>() })
-        }
-        Sign::First | Sign::Second => {
-            let values = differences.first().and_then(|difference| difference.values.clone()).unwrap_or_default();
-            json!({ "in": if sign == Sign::First { "first" } else { "second" }, "type": values.0 + &values.1 })
         }
     };
     insert_name(&mut value, "path", path);
