@@ -193,12 +193,7 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
 
 /// The error for two seed devices that a filesystem could use (I4).
 pub fn ambiguous_seeds(one: &PossibleSeed, other: &PossibleSeed) -> io::Error {
-    let [first, second] = [one, other].map(|seed| escaped(seed.path.as_os_str().as_encoded_bytes()));
-    let what = format!("{first} and {second} are both seed device {} with UUID {}", one.devid, one.uuid);
-    io::Error::new(
-        io::ErrorKind::AlreadyExists,
-        format!("{what}; name the right one with -o device=, or move the copy elsewhere"),
-    )
+    are_both([&one.path, &other.path], &format!("seed device {} with UUID {}", one.devid, one.uuid))
 }
 
 /// Whether a path is a device of a seed filesystem, which is never written.
@@ -208,16 +203,14 @@ pub fn is_seed(path: &Path) -> bool {
 
 /// The error for two devices with the same device id (I4).
 fn ambiguous(one: &Member, other: &Member) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::AlreadyExists,
-        format!(
-            "{} and {} are both device {} of the filesystem {}; name the right one with -o device=, or move the copy elsewhere",
-            escaped(one.path.as_os_str().as_encoded_bytes()),
-            escaped(other.path.as_os_str().as_encoded_bytes()),
-            other.devid,
-            other.fsid
-        ),
-    )
+    are_both([&one.path, &other.path], &format!("device {} of the filesystem {}", other.devid, other.fsid))
+}
+
+/// The error for two paths to one device, of which nobody can tell the right one.
+fn are_both(paths: [&Path; 2], what: &str) -> io::Error {
+    let [one, other] = paths.map(|path| escaped(path.as_os_str().as_encoded_bytes()));
+    let advice = "name the right one with -o device=, or move the copy elsewhere";
+    io::Error::new(io::ErrorKind::AlreadyExists, format!("{one} and {other} are both {what}; {advice}"))
 }
 
 /// The error for a given device in whose place another one is (I7).
