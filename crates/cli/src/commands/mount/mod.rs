@@ -253,11 +253,7 @@ fn already_mounted(args: &Args) -> ExitCode {
     let refuse = || print_error(&MountError::Occupied { dir, mounted }.into());
     match HelperCaller::of_this_process() {
         HelperCaller::MountAll => ExitCode::SUCCESS,
-        HelperCaller::Mount => {
-            refuse();
-            ExitCode::from(MOUNT_FAILED)
-        }
-        HelperCaller::Other => refuse(),
+        HelperCaller::Mount | HelperCaller::Other => refuse(),
     }
 }
 
