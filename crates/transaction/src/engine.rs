@@ -321,7 +321,7 @@ impl Engine {
         engine
     }
 
-    /// What the folder of the nodes needs to write nodes.
+    /// The context with which the folder `nodes` writes nodes.
     pub(crate) fn node_writer(&self) -> NodeWriter<'_> {
         NodeWriter {
             volumes: &self.volumes,

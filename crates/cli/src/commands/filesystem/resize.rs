@@ -235,7 +235,7 @@ fn shrink_to_least(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow
             Err(failure) if matches!(failure.errno(), Errno::NOSPC | Errno::INVAL) => refused = wanted,
             Err(failure) => return Err(cannot(failure)),
         }
-        // What was emptied is gone, also by a step that failed.
+        // A step that failed may have emptied block groups, so the device may be smaller now.
         now = to_least(now)?;
     }
     Ok((before, now))
