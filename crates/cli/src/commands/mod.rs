@@ -21,6 +21,7 @@ pub(crate) mod rescue;
 pub(crate) mod scrub;
 pub(crate) mod send;
 pub(crate) mod served;
+mod servers_of;
 pub(crate) mod stats;
 pub(crate) mod subvolume;
 pub(crate) mod sync;

@@ -16,9 +16,8 @@ use ubtrfs_device::find_server;
 use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS};
 use ubtrfs_fuse::MountError;
 
-use super::offline::{
-    ImageOptions, ImagePath, Use, child_path, join, lacks_slash, os_string, served_mount_of, with_image,
-};
+use super::offline::{ImageOptions, ImagePath, Use, child_path, join, lacks_slash, os_string, with_image};
+use super::servers_of::served_mount_of;
 use crate::common::{Shown, calling_user, error_text};
 use crate::progs::is_progs;
 

@@ -17,7 +17,7 @@ use ubtrfs_fuse::{FirstMount, MountConfig};
 
 use super::options::{self, Trust};
 use super::{Args, await_server, given};
-use crate::commands::device::superblock_of;
+use crate::commands::servers_of::ServersOf;
 use crate::common::{Shown, warn};
 
 /// Mounts the subvolume beside a mount of the image. Returns false if there is none that this user may use (J2).
@@ -71,23 +71,14 @@ struct Found {
 impl Found {
     /// Finds a mount whose server has the image open. The path of the image does not decide: another file may have it by now.
     fn of_image(device: &Path) -> Option<Self> {
-        let holders = ubtrfs_device::lock_holders(device);
-        if holders.is_empty() {
+        let servers = ServersOf::device(device);
+        if !servers.are_known() {
             return None;
         }
-        // The servers of filesystems on a seed have its devices open, too.
-        let fsid = ubtrfs_device::is_seed(device).then(|| Some(superblock_of(device).ok()?.fsid)).flatten();
-        let is_of = |channel: &Channel<'_>| match fsid {
-            None => true,
-            Some(fsid) => {
-                let info = channel.call(Request::Filesystem(filesystem::Request::Info), &[]);
-                matches!(info, Ok(Response::Filesystem(filesystem::Response::Info(info))) if info.fsid == fsid)
-            }
-        };
         FirstMount::all(device).into_iter().find_map(|first| {
             await_server(first.dir()).ok()?;
             let channel = Channel::mount(first.dir()).ok()?;
-            let server = channel.server().filter(|server| holders.contains(server) && is_of(&channel))?;
+            let server = servers.find(&channel)?;
             Some(Self { first, channel, server })
         })
     }

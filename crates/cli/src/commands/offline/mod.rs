@@ -308,22 +308,6 @@ pub(crate) fn mount_of(device: &Path) -> Option<PathBuf> {
     ubtrfs_fuse::mount_point_of(device).or_else(by_member)
 }
 
-/// The mount whose server has this image or device open. The table of mounts may name an image for several mounts, because a
-/// device may leave a filesystem and be mounted with another one. Where a lock does not show its holder, as from another pid
-/// namespace, the latest mount counts.
-pub(crate) fn served_mount_of(device: &Path) -> Option<PathBuf> {
-    let holders = ubtrfs_device::lock_holders(device);
-    let is_server = |dir: &PathBuf| {
-        let server = || Channel::mount(dir).ok()?.server();
-        await_server(dir).is_ok() && (holders.is_empty() || server().is_some_and(|server| holders.contains(&server)))
-    };
-    let members = || find_members(&[device]).map(|members| members.found).unwrap_or_default();
-    ubtrfs_fuse::mount_points_of(device)
-        .into_iter()
-        .find(is_server)
-        .or_else(|| members().iter().flat_map(|member| ubtrfs_fuse::mount_points_of(member)).find(is_server))
-}
-
 /// Tells which process uses a device that cannot be opened, and where it is mounted.
 pub(crate) fn in_use(error: &OpenError) -> String {
     let (path, by) = match error {

@@ -1,0 +1,57 @@
+//! Which mount's server has an image or device open as a device of its filesystem. The table of mounts does not decide: it
+//! may name an image for several mounts, because a device may leave a filesystem and be mounted with another one, and it
+//! goes on to name a seed for the filesystem that was made on it.
+
+use std::path::{Path, PathBuf};
+
+use ubtrfs_control::{Channel, Request, Response, filesystem};
+use ubtrfs_device::find_members;
+use uuid::Uuid;
+
+use super::device::superblock_of;
+use super::place::await_server;
+
+/// The servers that have a device open.
+pub(crate) struct ServersOf {
+    /// Their process ids.
+    holders: Vec<u32>,
+    /// The fsid of a seed. The servers of the filesystems on it have it open, too.
+    seed: Option<Uuid>,
+}
+
+impl ServersOf {
+    pub(crate) fn device(device: &Path) -> Self {
+        let holders = ubtrfs_device::lock_holders(device);
+        let seed = ubtrfs_device::is_seed(device).then(|| Some(superblock_of(device).ok()?.fsid)).flatten();
+        Self { holders, seed }
+    }
+
+    /// Whether a process is known to have the device open. From another pid namespace, a lock shows no holder.
+    pub(crate) fn are_known(&self) -> bool {
+        !self.holders.is_empty()
+    }
+
+    /// The process of a mount's server, if it has the device open as a device of its own filesystem.
+    pub(crate) fn find(&self, channel: &Channel<'_>) -> Option<u32> {
+        let server = channel.server().filter(|server| self.holders.contains(server))?;
+        let Some(seed) = self.seed else { return Some(server) };
+        let info = channel.call(Request::Filesystem(filesystem::Request::Info), &[]);
+        let is_of_seed =
+            matches!(info, Ok(Response::Filesystem(filesystem::Response::Info(info))) if info.fsid == seed);
+        is_of_seed.then_some(server)
+    }
+}
+
+/// The mount whose server has this image or device open. Where no holder is known, the latest mount counts.
+pub(crate) fn served_mount_of(device: &Path) -> Option<PathBuf> {
+    let servers = ServersOf::device(device);
+    let is_server = |dir: &PathBuf| {
+        let found = || servers.find(&Channel::mount(dir).ok()?);
+        await_server(dir).is_ok() && (!servers.are_known() || found().is_some())
+    };
+    let members = || find_members(&[device]).map(|members| members.found).unwrap_or_default();
+    ubtrfs_fuse::mount_points_of(device)
+        .into_iter()
+        .find(is_server)
+        .or_else(|| members().iter().flat_map(|member| ubtrfs_fuse::mount_points_of(member)).find(is_server))
+}
