@@ -141,6 +141,8 @@ pub enum Response {
         devid: u64,
         /// The UUID of the new filesystem.
         fsid: Uuid,
+        /// Whether the mounts of the seed show it now. They stay read-only until they are mounted again with `remount,rw`.
+        is_shown: bool,
     },
     /// The devices are no part of the filesystem any more.
     Removed,
@@ -208,8 +210,13 @@ pub(crate) fn known(context: &Context<'_>, devid: u64) -> Result<DevId> {
 fn add(context: &Context<'_>, new: &NewDevice) -> Result<Response> {
     let device = open_new(context, new)?;
     if context.fs.is_seed() {
-        let (devid, fsid) = context.fs.make_sprout(device, context.job)?;
-        return Ok(Response::Sprouted { devid: devid.0, fsid });
+        let (devid, fsid) = context.fs.make_sprout(Arc::clone(&device), context.job)?;
+        let shown = context.host.show(&mut || context.fs.open_sprout(Arc::clone(&device)));
+        let is_shown = shown.unwrap_or_else(|error| {
+            tracing::warn!("the mount still shows the seed, because the filesystem on it cannot be opened: {error}");
+            false
+        });
+        return Ok(Response::Sprouted { devid: devid.0, fsid, is_shown });
     }
     Ok(Response::Added { devid: context.fs.add_device(device, context.job)?.0 })
 }

@@ -48,6 +48,17 @@ impl OpenFile {
 
 /// The program around the engine that `execute` works for: the server of a mount, or a command that opened an image.
 pub trait Host: Send + Sync {
+    /// The filesystem that a control socket serves; `None` once it is closed, and for a host without a socket.
+    fn filesystem(&self) -> Option<Arc<Fs>> {
+        None
+    }
+
+    /// Shows the filesystem that `open` opens, which was made on this one, a seed, in place of it. Returns false if the seed
+    /// stays: always for an image that is not mounted.
+    fn show(&self, _open: &mut dyn FnMut() -> ubtrfs_fs::Result<Arc<Fs>>) -> ubtrfs_fs::Result<bool> {
+        Ok(false)
+    }
+
     /// The user who mounted and may administer the mount; `None` for an image.
     fn owner(&self) -> Option<u32>;
 

@@ -9,6 +9,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::sync::{Arc, Weak};
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
@@ -130,17 +131,22 @@ fn names_in(table: &[u8], prefix: &[u8]) -> Vec<Vec<u8>> {
 pub struct OpenImage {
     id: ImageId,
     owner: u32,
+    fs: Weak<Fs>,
     root: InodeId,
 }
 
 impl OpenImage {
     /// The image with this identity, which holds `fs`.
-    pub fn new(id: ImageId, fs: &Fs) -> Self {
-        Self { id, owner: rustix::process::getuid().as_raw(), root: fs.root() }
+    pub fn new(id: ImageId, fs: &Arc<Fs>) -> Self {
+        Self { id, owner: rustix::process::getuid().as_raw(), fs: Arc::downgrade(fs), root: fs.root() }
     }
 }
 
 impl Host for OpenImage {
+    fn filesystem(&self) -> Option<Arc<Fs>> {
+        self.fs.upgrade()
+    }
+
     fn owner(&self) -> Option<u32> {
         Some(self.owner)
     }

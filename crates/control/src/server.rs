@@ -31,7 +31,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,6 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
-use ubtrfs_fs::Fs;
 use ubtrfs_transaction::Job;
 
 use crate::byte_queue::ByteQueue;
@@ -78,7 +77,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// The filesystem and its host. `None` before [`Server::serve`] and after [`Server::stop`].
+    /// The host of the filesystem. `None` before [`Server::serve`] and after [`Server::stop`].
     served: Option<Served>,
     /// The user of each connection that has a thread.
     connected: Vec<u32>,
@@ -90,7 +89,6 @@ struct State {
 
 #[derive(Clone)]
 struct Served {
-    fs: Weak<Fs>,
     host: Arc<dyn Host>,
     processes: Arc<dyn Processes>,
 }
@@ -158,9 +156,10 @@ impl Server {
         &self.name
     }
 
-    /// Starts executing commands on this filesystem. Before this call, clients can only wait for the unmount.
-    pub fn serve(&self, fs: &Arc<Fs>, host: Arc<dyn Host>, processes: Arc<dyn Processes>) {
-        self.shared.state.lock().served = Some(Served { fs: Arc::downgrade(fs), host, processes });
+    /// Starts executing commands on the filesystem of this host ([`Host::filesystem`]). Before this call, clients can only
+    /// wait for the unmount.
+    pub fn serve(&self, host: Arc<dyn Host>, processes: Arc<dyn Processes>) {
+        self.shared.state.lock().served = Some(Served { host, processes });
     }
 
     /// Returns a handle that cancels commands from elsewhere, such as a signal handler.
@@ -387,7 +386,7 @@ fn answer(
     let caller = Caller::of_peer(peer.uid, peer.gid, peer.pid, Arc::clone(&served.processes));
     let job = Arc::new(Job::new());
     let running = Running::start(shared, &job).ok_or_else(unmounted)?;
-    let fs = served.fs.upgrade().ok_or_else(unmounted)?;
+    let fs = served.host.filesystem().ok_or_else(unmounted)?;
     let ends_with_client = request.ends_with_client();
     let is_long = request.is_long();
     let stream = request.stream().map(|direction| (direction, Arc::new(ByteQueue::default())));

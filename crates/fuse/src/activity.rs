@@ -15,6 +15,8 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use ubtrfs_fs::Fs;
 
+use crate::served_fs::ServedFs;
+
 /// A commit starts when there was no change for this long.
 const QUIET: Duration = Duration::from_secs(1);
 /// The interval at which the flags are checked.
@@ -57,7 +59,7 @@ impl Activity {
     }
 
     /// Waits for changes and commits them (A1), until [`stop`](Self::stop).
-    pub(crate) fn run(&self, fs: &Fs) {
+    pub(crate) fn run(&self, served: &ServedFs) {
         let mut quiet = Duration::ZERO;
         loop {
             {
@@ -77,9 +79,10 @@ impl Activity {
                 continue;
             }
             quiet += TICK;
-            if quiet < QUIET || !self.has_changes.load(Ordering::Relaxed) || fs.read_only().is_some() {
+            if quiet < QUIET || !self.has_changes.load(Ordering::Relaxed) {
                 continue;
             }
+            let Some(fs) = served.get().filter(|fs| fs.read_only().is_none()) else { continue };
             // Clear the flag before the commit: a change during the commit sets `is_busy`, and then the next tick sets
             // `has_changes` again.
             self.has_changes.store(false, Ordering::Relaxed);

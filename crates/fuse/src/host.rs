@@ -3,7 +3,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use rustix::fs::{OFlags, StatVfsMountFlags};
@@ -26,6 +26,7 @@ use crate::name_cache::NameCache;
 use crate::node::Nodes;
 use crate::protocol;
 use crate::sandbox::PrivilegedHelper;
+use crate::served_fs::ServedFs;
 use crate::transport::RequestCounts;
 
 /// A mount that serves as the [`Host`] of commands.
@@ -44,7 +45,7 @@ pub(crate) struct MountHost {
     owner: u32,
     /// The mount options as the user gave them.
     options: Vec<String>,
-    fs: Weak<Fs>,
+    served: Arc<ServedFs>,
     /// The device number, once the filesystem is mounted.
     device: OnceLock<u64>,
     /// The mounts that were made one by one, by their numbers ([`Host::mounts`]).
@@ -59,17 +60,17 @@ pub(crate) struct MountHost {
 
 impl MountHost {
     /// Makes the current user of this process the mount's owner. So call this function before confinement, which may
-    /// change the process's user. `root` is the root directory of the FUSE filesystem.
+    /// change the process's user.
     pub(crate) fn new(
-        fs: &Arc<Fs>,
-        root: InodeId,
+        served: &Arc<ServedFs>,
+        nodes: Nodes,
         groups: Groups,
         names: NameCache,
         activity: Arc<Activity>,
         config: &MountConfig,
     ) -> Self {
         Self {
-            nodes: Arc::new(Nodes::new(root, fs.root().root)),
+            nodes: Arc::new(nodes),
             interrupts: Interrupts::new(groups.clone()),
             lost_pages: Arc::default(),
             groups,
@@ -79,7 +80,7 @@ impl MountHost {
             idmap: config.allows_idmap(),
             owner: rustix::process::getuid().as_raw(),
             options: config.given.clone(),
-            fs: Arc::downgrade(fs),
+            served: Arc::clone(served),
             device: OnceLock::new(),
             mounts: Mutex::default(),
             helper: OnceLock::new(),
@@ -151,6 +152,14 @@ fn not_open() -> Failure {
 }
 
 impl Host for MountHost {
+    fn filesystem(&self) -> Option<Arc<Fs>> {
+        self.served.get()
+    }
+
+    fn show(&self, open: &mut dyn FnMut() -> ubtrfs_fs::Result<Arc<Fs>>) -> ubtrfs_fs::Result<bool> {
+        open().map(|sprout| self.served.exchange(&sprout))
+    }
+
     fn mount_options(&self) -> Vec<String> {
         self.options.clone()
     }
@@ -237,10 +246,10 @@ impl Host for MountHost {
     fn forget_name(&self, dir: InodeId, name: &[u8], deleted: Option<RootId>) {
         let dir = self.nodes.node(dir);
         let Some(deleted) = deleted else { return self.names.forget(dir, name) };
-        // The closure holds a weak reference, because the filesystem may already be closed when the closure runs.
-        let (fs, nodes) = (self.fs.clone(), Arc::clone(&self.nodes));
+        // The filesystem may be closed when the closure runs.
+        let (served, nodes) = (Arc::clone(&self.served), Arc::clone(&self.nodes));
         self.names.forget_with(dir, name, move || {
-            let used = fs.upgrade().map(|fs| fs.used_names_of_deleted(deleted)).unwrap_or_default();
+            let used = served.get().map(|fs| fs.used_names_of_deleted(deleted)).unwrap_or_default();
             used.into_iter().map(|(dir, name)| (nodes.node(dir), name)).collect()
         });
     }
@@ -270,7 +279,7 @@ impl Host for MountHost {
         let help = "Requests come in rings of io_uring (1) or through /dev/fuse (0).";
         let mut metrics = vec![Metric::gauge("fuse_io_uring", help, has_rings)];
         metrics.extend(self.counts.get().map(RequestCounts::metrics).unwrap_or_default());
-        let fs = self.fs.upgrade();
+        let fs = self.served.get();
         metrics.extend(fs.map(|fs| self.lost_pages.metrics(&fs, names_files)).unwrap_or_default());
         prometheus_text(&metrics)
     }

@@ -53,6 +53,7 @@ mod remaining_mounts;
 mod running_programs;
 mod sandbox;
 mod seek;
+mod served_fs;
 mod server;
 mod session;
 mod subtree;

@@ -93,18 +93,18 @@ const O_APPEND: i32 = 0o2000;
 /// The kernel's `FMODE_EXEC`, in the flags of an open for execution.
 const FOR_EXECUTION: i32 = 0x20;
 
-/// Handles the requests of one mount.
-#[derive(Debug)]
+/// Handles the requests of one mount. A clone knows what this one learns.
+#[derive(Clone, Debug)]
 pub(crate) struct Server {
     fs: Arc<Fs>,
     nodes: Arc<Nodes>,
     activity: Arc<Activity>,
-    seeker: PageFlusher,
-    dir_ends: DirectoryReaders,
-    listings: Listings,
-    running_programs: RunningPrograms,
+    seeker: Arc<PageFlusher>,
+    dir_ends: Arc<DirectoryReaders>,
+    listings: Arc<Listings>,
+    running_programs: Arc<RunningPrograms>,
     groups: Groups,
-    removed_capability: RemovedCapability,
+    removed_capability: Arc<RemovedCapability>,
     host: Arc<MountHost>,
     /// Name of the control socket: the value of [`CONTROL_XATTR`], and the answer to [`ASK_MOUNT`].
     control: Vec<u8>,
@@ -133,7 +133,7 @@ impl Server {
             fs,
             nodes,
             activity,
-            seeker,
+            seeker: Arc::new(seeker),
             dir_ends,
             listings,
             running_programs,
@@ -145,6 +145,11 @@ impl Server {
             no_open,
             lent,
         }
+    }
+
+    /// The same server with another filesystem, which has the same inodes.
+    pub(crate) fn with_fs(&self, fs: Arc<Fs>) -> Self {
+        Self { fs, ..self.clone() }
     }
 
     /// The running ioctls, which the caller can cancel.

@@ -21,7 +21,6 @@ use std::sync::{Arc, OnceLock, Weak, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -39,11 +38,13 @@ use crate::lost_pages::LostPages;
 use crate::mount::{self, MountConfig, MountError};
 use crate::mount_table::{self, MountInfo};
 use crate::name_cache::NameCache;
+use crate::node::Nodes;
 use crate::other_user::{self, Helper, control_name};
 use crate::protocol::Limits;
 use crate::remaining_mounts::{self, Remaining, Unmounted};
 use crate::sandbox::{self, Confinement, Identity, PrivilegedHelper};
 use crate::seek::PageFlusher;
+use crate::served_fs::ServedFs;
 use crate::server::{self, Server};
 use crate::subtree::{self, Placement};
 use crate::transport::{Config, Connection, SessionEnd};
@@ -52,15 +53,13 @@ use crate::transport::{Config, Connection, SessionEnd};
 #[derive(Debug)]
 pub struct Session {
     dir: PathBuf,
-    fs: Arc<Fs>,
+    served: Arc<ServedFs>,
     activity: Arc<Activity>,
     control: Control,
     connection: Connection,
     server: Server,
     groups: Groups,
     lost_pages: Arc<LostPages>,
-    /// Whether the mount was read-only from the start.
-    is_read_only: bool,
     unmounter: Option<Arc<PrivilegedHelper>>,
     lent: Arc<OnceLock<LentDevice>>,
     is_fuseblk: Result<bool, String>,
@@ -113,11 +112,13 @@ impl Session {
         if path.is_some() {
             fs.show_top_level();
         }
-        let host = Arc::new(MountHost::new(&fs, root, groups.clone(), names, activity.clone(), config));
+        let served = ServedFs::new(&fs, config.read_only);
+        let nodes = Nodes::new(root, fs.root().root);
+        let host = Arc::new(MountHost::new(&served, nodes, groups.clone(), names, activity.clone(), config));
         let to_lend = block_device.map(LentDevice::new).transpose().map_err(failed)?;
         let lent = Arc::new(OnceLock::new());
         let server = Server::new(fs.clone(), activity.clone(), seeker, host.clone(), name, config, lent.clone());
-        abort_on_panic(Arc::downgrade(&fs));
+        abort_on_panic(Arc::downgrade(&served));
         let block_device = to_lend.as_ref().map(LentDevice::device);
         let mount::NewMount { requests, detached, is_fuseblk } =
             mount::mount_device(dir, config, block_device, path.is_some())?;
@@ -152,20 +153,18 @@ impl Session {
                 let _ = host.counts.set(connection.counts());
                 host.mounted(device);
                 let lost_pages = host.lost_pages.clone();
-                control.serve(&fs, host.clone(), Arc::new(groups.clone()));
+                control.serve(host.clone(), Arc::new(groups.clone()));
                 mount::set_read_ahead(device, is_fuseblk == Ok(true));
-                let (dir, is_read_only) = (dir.to_owned(), config.read_only);
-                let unmounter = None;
+                let (dir, unmounter) = (dir.to_owned(), None);
                 Ok(Self {
                     dir,
-                    fs,
+                    served,
                     activity,
                     control,
                     connection,
                     server,
                     groups,
                     lost_pages,
-                    is_read_only,
                     unmounter,
                     lent,
                     is_fuseblk,
@@ -199,11 +198,11 @@ impl Session {
     /// writing if the kernel has mounted one. Failures are ignored, because the watch only protects against mistakes. A
     /// read-only mount needs no watch.
     pub fn watch_image(&mut self, image: &Path) {
-        if self.is_read_only {
+        if self.served.get().is_none_or(|fs| fs.options().read_only) {
             return;
         }
-        let (fs, dir) = (Arc::downgrade(&self.fs), self.dir.clone());
-        self.loop_watch = LoopWatch::start(image, move |event| on_loop_device(&fs, &dir, &event)).ok();
+        let (served, dir) = (Arc::downgrade(&self.served), self.dir.clone());
+        self.loop_watch = LoopWatch::start(image, move |event| on_loop_device(&served, &dir, &event)).ok();
     }
 
     /// The first mount, if it is on no directory yet. A helper process that is started for [`Self::confine`] afterwards must
@@ -242,13 +241,12 @@ impl Session {
     pub fn run_and_tell(self, ready: impl FnOnce(&[String]) + Send + 'static) -> Result<(), MountError> {
         let Self {
             dir,
-            fs,
+            served,
             activity,
             control,
             connection,
             server,
             lost_pages,
-            is_read_only,
             unmounter,
             lent,
             loop_watch,
@@ -258,7 +256,6 @@ impl Session {
             ..
         } = self;
         let shown = dir.display().to_string();
-        let to_commit = Arc::new(Mutex::new(Some(fs.clone())));
         let signalled = Signalled {
             dir: dir.clone(),
             device,
@@ -268,17 +265,17 @@ impl Session {
             interrupts: server.interrupts(),
             session: connection.session_end(),
             activity: activity.clone(),
-            fs: to_commit.clone(),
+            served: served.clone(),
         };
         signalled.listen().map_err(|source| MountError::Session { dir: shown.clone(), source })?;
         let idle = {
-            let (activity, fs) = (activity.clone(), fs.clone());
-            thread::Builder::new().name("idle-commit".into()).spawn(move || activity.run(&fs))
+            let (activity, served) = (activity.clone(), served.clone());
+            thread::Builder::new().name("idle-commit".into()).spawn(move || activity.run(&served))
         };
         let placed = place_when_served(placing, unmounter.clone(), host.clone(), ready)
             .map_err(|source| MountError::Session { dir: shown.clone(), source })?;
-        let served = connection.serve(server);
-        if let Err(error) = &served {
+        let ended = connection.serve(served.serving(server));
+        if let Err(error) = &ended {
             // Unmount, because requests to a mount without a server would wait forever or fail.
             tracing::error!("the FUSE session ended: {error}");
             let _ = unmount_by(unmounter.as_deref(), &dir, device, &host, true);
@@ -290,22 +287,22 @@ impl Session {
             let _ = idle.join();
         }
         control.stop();
-        if let Some(lent) = lent.get() {
+        if let Some((lent, fs)) = lent.get().zip(served.get()) {
             lent.reclaim(&fs, unmounter.as_deref());
         }
+        // R1: this waits for a commit after a signal, which holds the filesystem.
+        let (fs, is_read_only) = served.end().expect("only this function ends it");
         let lost = lost_pages.describe(&fs);
-        // R1: wait for a commit after a signal, which holds the filesystem.
-        drop(to_commit.lock().take());
         let mut failure = fs.close().err().map(|error| error.to_string());
         if failure.is_none() {
             failure = fs.read_only().filter(|_| !is_read_only).or(lost);
         }
-        drop((fs, host, lent, loop_watch));
+        drop((fs, served, host, lent, loop_watch));
         control.finish(failure.as_deref());
         if let Some(source) = not_placed {
             return Err(MountError::Mount { dir: shown, source });
         }
-        match (failure, served) {
+        match (failure, ended) {
             (Some(reason), _) => Err(MountError::NotDurable { dir: shown, reason }),
             (None, Err(source)) => Err(MountError::Session { dir: shown, source }),
             (None, Ok(())) => Ok(()),
@@ -358,7 +355,7 @@ pub(crate) fn abort(fs: &Fs, reason: &str) {
 
 /// Tells of a loop device over the mounted image. If the kernel has mounted it and can write to it, nothing is written any
 /// more, because the kernel and this process would overwrite each other's blocks.
-fn on_loop_device(fs: &Weak<Fs>, dir: &Path, event: &LoopEvent) {
+fn on_loop_device(served: &Weak<ServedFs>, dir: &Path, event: &LoopEvent) {
     let dir = dir.display();
     match event {
         LoopEvent::Claimed(node) => tracing::warn!(
@@ -374,7 +371,8 @@ fn on_loop_device(fs: &Weak<Fs>, dir: &Path, event: &LoopEvent) {
         LoopEvent::Mounted { node, at, is_writable } => {
             let at = at.as_ref().map_or_else(String::new, |at| format!(" on {}", at.display()));
             let node = node.display();
-            match fs.upgrade().filter(|fs| *is_writable && fs.read_only().is_none()) {
+            let fs = served.upgrade().and_then(|served| served.get());
+            match fs.filter(|fs| *is_writable && fs.read_only().is_none()) {
                 Some(fs) => abort(
                     &fs,
                     &format!(
@@ -393,11 +391,12 @@ fn on_loop_device(fs: &Weak<Fs>, dir: &Path, event: &LoopEvent) {
 
 /// Makes every panic, in any thread and even if it is caught, turn the filesystem read-only ([`abort`]): after a panic,
 /// memory may be wrong, and must not reach the disk.
-fn abort_on_panic(fs: Weak<Fs>) {
+fn abort_on_panic(served: Weak<ServedFs>) {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         print(info);
-        if let Some(fs) = fs.upgrade() {
+        // The thread may hold a lock of `served`.
+        if let Some(fs) = served.upgrade().and_then(|served| served.try_get()) {
             abort(&fs, &format!("internal error: {info}").replace('\n', " "));
         }
     }));
@@ -413,8 +412,7 @@ struct Signalled {
     interrupts: Interrupts,
     session: SessionEnd,
     activity: Arc<Activity>,
-    /// The filesystem; `None` once the session closes it.
-    fs: Arc<Mutex<Option<Arc<Fs>>>>,
+    served: Arc<ServedFs>,
 }
 
 impl Signalled {
@@ -426,9 +424,7 @@ impl Signalled {
         thread::Builder::new().name("signals".into()).spawn(move || {
             for _ in &mut signals {
                 // A replacement of a device goes on at the next mount.
-                if let Some(fs) = &*self.fs.lock() {
-                    fs.suspend_replace();
-                }
+                self.served.commit(Fs::suspend_replace);
                 // Cancel running commands and ioctls, because they have files open, which keep the mount busy.
                 self.canceller.cancel_all();
                 self.interrupts.cancel_all();
@@ -456,11 +452,13 @@ impl Signalled {
     }
 
     fn commit(&self) {
-        let fs = self.fs.lock();
-        let Some(fs) = fs.as_ref().filter(|fs| fs.read_only().is_none()) else { return };
-        if let Err(error) = self.activity.sync(fs) {
-            tracing::error!("commit failed: {error}");
-        }
+        self.served.commit(|fs| {
+            if fs.read_only().is_none()
+                && let Err(error) = self.activity.sync(fs)
+            {
+                tracing::error!("commit failed: {error}");
+            }
+        });
     }
 }
 

@@ -41,7 +41,7 @@ pub(crate) fn with_served<T>(
 fn serve(image: &Path, kind: ImageWork, fs: &Arc<Fs>) -> anyhow::Result<Server> {
     let made = open_image(image, false).and_then(ImageId::of).and_then(|id| {
         let server = Server::listen_for_image(id, kind)?;
-        server.serve(fs, Arc::new(OpenImage::new(id, fs)), Arc::new(LocalProcesses));
+        server.serve(Arc::new(OpenImage::new(id, fs)), Arc::new(LocalProcesses));
         Ok(server)
     });
     made.with_context(|| format!("cannot make the control socket of {}", image.shown()))

@@ -1,6 +1,7 @@
 //! `device add`, `device remove` and `replace`: on images and mounts, also missing devices, and what is refused.
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -342,7 +343,10 @@ fn a_filesystem_is_made_on_a_seed_and_leaves_it() {
     refused(&ubtrfs(["mkdir", &format!("{seed}:/new")]), &["it is a seed filesystem"]);
     bed.blank("own.img", 256);
     bed.blank("other.img", 256);
-    refused(&ubtrfs(["device", "add", &own, &other, &seed]), &["other.img was not added to the seed", "on", "own.img"]);
+    refused(
+        &ubtrfs(["device", "add", &own, &other, &seed]),
+        &["other.img was not added to the seed", "ubtrfs mount", "own.img"],
+    );
     let text = ok(ubtrfs(["device", "add", "-f", &own, &seed]));
     assert!(text.contains("is device 2 of the new filesystem") && text.contains("ubtrfs mount"), "{text}");
     let added: Value = serde_json::from_str(&ok(ubtrfs(["device", "add", "--json", &other, &seed]))).unwrap();
@@ -385,36 +389,53 @@ fn a_mounted_seed_gets_a_filesystem_on_it() {
         return;
     }
     let bed = Bed::new();
-    let [seed, own, m] = ["seed.img", "own.img", "m"].map(|name| bed.at(name));
+    let [seed, own, third, m] = ["seed.img", "own.img", "third.img", "m"].map(|name| bed.at(name));
     ok(ubtrfs(["mkfs", "-q", "-b", "256M", &seed]));
     ok(ubtrfs(["mkdir", &format!("{seed}:/dir")]));
+    fs::write(bed.path("file"), "of the seed").unwrap();
+    ok(ubtrfs(["cp", &bed.at("file"), &format!("{seed}:/dir/file")]));
     ok(ubtrfs(["tune", "-S", "1", &seed]));
+    let before = fs::read(&seed).unwrap();
     bed.blank("own.img", 256);
+    bed.blank("third.img", 256);
     assert!(ubtrfs(["mount", &seed, &m]).status.success());
-    let text = ok(ubtrfs(["device", "add", &own, &m]));
-    assert!(text.contains("of the new filesystem") && text.contains("ubtrfs mount"), "{text}");
-    // The mount of the seed stays as it is, beside that of the new filesystem. A mount of the seed never shows the new one.
-    let other = bed.at("other");
-    fs::create_dir(&other).unwrap();
-    ok(ubtrfs(["mount", &own, &other]));
-    fs::write(Path::new(&other).join("new"), "new").unwrap();
-    assert!(fs::write(Path::new(&m).join("new"), "new").is_err());
-    ok(ubtrfs(["umount", &m]));
-    assert!(ubtrfs(["mount", &seed, &m]).status.success());
-    assert!(!Path::new(&m).join("new").exists() && fs::write(Path::new(&m).join("x"), "x").is_err());
+    let at = |name: &str| Path::new(&m).join(name);
+    let opened = fs::File::open(at("dir/file")).unwrap();
+    let text = ubtrfs(["device", "add", &own, &third, &m]);
+    // The mount shows the new filesystem, and stays read-only.
+    refused(&text, &["third.img was not added to the seed", "mount -o remount,rw", "/m"]);
+    let fsid = |of: &str| ok(ubtrfs(["filesystem", "show", of])).lines().next().unwrap().to_owned();
+    assert!(ok(ubtrfs(["filesystem", "show", &m])).contains("Total devices 2"));
+    assert_ne!(fsid(&m), fsid(&seed));
+    assert!(fs::write(at("new"), "new").is_err());
+    assert_eq!(fs::read(at("dir/file")).unwrap(), b"of the seed");
     if capability::root() {
-        let again = bed.at("again");
-        fs::create_dir(&again).unwrap();
-        let second = ubtrfs(["mount", &seed, &again]);
+        ok(ubtrfs(["mount", "-o", "remount,rw", &own, &m]));
+        fs::write(at("new"), "new").unwrap();
+        // What was open before stays usable without a name.
+        fs::remove_file(at("dir/file")).unwrap();
+        let mut kept = String::new();
+        (&opened).read_to_string(&mut kept).unwrap();
+        assert_eq!(kept, "of the seed");
+        ok(ubtrfs(["device", "add", &third, &m]));
+        // The seed is mounted beside it, and shows its own content.
+        let other = bed.at("other");
+        fs::create_dir(&other).unwrap();
+        let second = ubtrfs(["mount", &seed, &other]);
         assert!(second.status.success() && String::from_utf8_lossy(&second.stderr).contains("it is a seed filesystem"));
-        assert!(fs::write(Path::new(&again).join("x"), "x").is_err());
-        ok(ubtrfs(["umount", &again]));
+        assert!(!Path::new(&other).join("new").exists() && Path::new(&other).join("dir/file").exists());
+        assert!(fs::write(Path::new(&other).join("x"), "x").is_err());
+        ok(ubtrfs(["umount", &other]));
+        ok(ubtrfs(["device", "remove", "1", &m]));
     }
-    ok(ubtrfs(["device", "remove", "1", &other]));
+    drop(opened);
     ok(ubtrfs(["umount", &m]));
-    ok(ubtrfs(["umount", &other]));
+    assert!(fs::read(&seed).unwrap() == before, "nothing is written to a seed");
     assert!(ok(ubtrfs(["check", &own])).contains(": clean"));
-    assert_eq!(ok(ubtrfs(["cat", &format!("{own}:/new")])), "new");
+    if capability::root() {
+        assert_eq!(ok(ubtrfs(["cat", &format!("{own}:/new")])), "new");
+        assert!(!ubtrfs(["cat", &format!("{own}:/dir/file")]).status.success());
+    }
 }
 
 #[test]

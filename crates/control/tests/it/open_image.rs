@@ -16,7 +16,7 @@ use ubtrfs_fs::Fs;
 fn serve(fs: &Arc<Fs>, image: &Path) -> Server {
     let id = ImageId::of(File::open(image).unwrap()).unwrap();
     let server = Server::listen_for_image(id, ImageWork::Balance).unwrap();
-    server.serve(fs, Arc::new(OpenImage::new(id, fs)), Arc::new(LocalProcesses));
+    server.serve(Arc::new(OpenImage::new(id, fs)), Arc::new(LocalProcesses));
     server
 }
 

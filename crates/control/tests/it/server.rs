@@ -30,9 +30,9 @@ struct Bed {
 impl Bed {
     fn new() -> Self {
         let fs = filesystem("");
-        let host = Arc::new(TestHost::of(rustix::process::getuid().as_raw()));
+        let host = Arc::new(TestHost::serving(&fs, rustix::process::getuid().as_raw()));
         let server = Server::listen().unwrap();
-        server.serve(&fs, host.clone(), Arc::new(LocalProcesses));
+        server.serve(host.clone(), Arc::new(LocalProcesses));
         Self { fs, host, server }
     }
 

@@ -223,6 +223,21 @@ impl InodeCache {
         self.shard(id).map.lock().remove_users(id);
     }
 
+    /// Adds the references that another cache counts. In that one, no inode may be unlinked.
+    #[allow(clippy::arithmetic_side_effects, reason = "the kernel cannot send 2^64 requests")]
+    pub(crate) fn take_users(&self, other: &Self) {
+        for (shard, from) in self.shards.iter().zip(&other.shards) {
+            let users: Vec<(InodeId, Users)> = from.map.lock().users.iter().map(|(id, users)| (*id, *users)).collect();
+            let mut map = shard.map.lock();
+            for (id, taken) in users {
+                debug_assert!(!taken.unlinked, "inode {id:?} of a filesystem that is never written is unlinked");
+                let users = map.users_of(id);
+                users.lookups += taken.lookups;
+                users.opens += taken.opens;
+            }
+        }
+    }
+
     /// The inode, if it is in memory.
     pub(crate) fn peek(&self, id: InodeId) -> Option<Arc<Inode>> {
         self.shard(id).map.lock().find(id)

@@ -25,6 +25,11 @@ use crate::job::Job;
 use crate::open::Loaded;
 
 impl Engine {
+    /// The devices with which the filesystem was opened, also those of its seeds.
+    pub fn given_devices(&self) -> Vec<Arc<dyn Device>> {
+        self.volumes.given_devices()
+    }
+
     /// Makes a filesystem on this one, which is a seed, with a first device of its own. Returns the id of the device and the
     /// fsid. Everything on the device is lost, and nothing is written to the seed. The filesystem is durable on return. It is
     /// opened with the devices of both.
@@ -36,7 +41,7 @@ impl Engine {
     /// it fails; an error of a commit. After an error, the seed is as it was, and the device may have lost its content.
     pub fn make_sprout(&self, device: Arc<dyn Device>, job: &Job) -> Result<(DevId, Uuid)> {
         let options = OpenOptions::default();
-        let volumes = Volumes::open_sprouting(self.volumes.given_devices(), options.of_volumes())?;
+        let volumes = Volumes::open_sprouting(self.given_devices(), options.of_volumes())?;
         let loaded = Loaded::of_volumes(volumes, &options, options.memory_part(CACHE_PART), None)?;
         let sprout = Self::of_loaded(loaded, options)?;
         sprout.check_writable()?;

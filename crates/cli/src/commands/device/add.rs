@@ -61,10 +61,10 @@ pub(super) fn run(args: &AddArgs) -> anyhow::Result<ExitCode> {
     let work = |channel: &Channel<'_>| {
         let mut added = Vec::new();
         for (index, path) in devices.iter().enumerate() {
-            let (value, is_sprout) = add(args, channel, &target, path)?;
+            let (value, to_write) = add(args, channel, &target, path)?;
             added.push(value);
-            if let Some(next) = devices.get(index.saturating_add(1)).filter(|_| is_sprout) {
-                bail!("{} was not added to the seed; add it to the new filesystem on {}", next.shown(), path.shown());
+            if let Some((next, to_write)) = devices.get(index.saturating_add(1)).zip(to_write) {
+                bail!("{} was not added to the seed; {to_write}", next.shown());
             }
         }
         Ok(added)
@@ -90,13 +90,14 @@ fn holding_filesystem(file: &File) -> Option<u64> {
     }
 }
 
-/// Adds a device, tells so, and returns the facts about it, and whether it is a new filesystem on a seed.
+/// Adds a device, tells so, and returns the facts about it, and how to write to it if
+/// it is a new filesystem on a seed.
 fn add(
     args: &AddArgs,
     channel: &Channel<'_>,
     target: &Target,
     path: &Path,
-) -> anyhow::Result<(serde_json::Value, bool)> {
+) -> anyhow::Result<(serde_json::Value, Option<String>)> {
     let (new, size_bytes) = new_device(path, target, args.force, args.nodiscard)?;
     let full = new.path.0.clone();
     let request = Request::Add(new);
@@ -104,28 +105,38 @@ fn add(
         channel.call_with(ubtrfs_control::Request::Device(request), &[], job)
     });
     let done = done.map_err(|failure| anyhow!("cannot add {} to {target}: {failure}", path.shown()))?;
-    let (devid, fsid) = match done {
+    let (devid, sprout) = match done {
         ubtrfs_control::Response::Device(Response::Added { devid }) => (devid, None),
-        ubtrfs_control::Response::Device(Response::Sprouted { devid, fsid }) => (devid, Some(fsid)),
+        ubtrfs_control::Response::Device(Response::Sprouted { devid, fsid, is_shown }) => {
+            (devid, Some((fsid, is_shown)))
+        }
         _ => return Err(unexpected(target)),
     };
     let (shown, size) = (path.shown(), format_size(size_bytes));
-    let text = match fsid {
+    let to_write = sprout.map(|(_, is_shown)| match (is_shown, target) {
+        (true, Target::Mounted(dir)) => format!("to write, run: mount -o remount,rw {}", dir.shown()),
+        _ => format!("to write, mount it: ubtrfs mount {shown} DIR"),
+    });
+    let text = match sprout.zip(to_write.as_ref()) {
         None => format!("{shown} is device {devid} now, with {size}\n"),
-        Some(fsid) => format!(
-            "{shown} is device {devid} of the new filesystem {fsid} on the seed, with {size}; to write, mount it: ubtrfs mount {shown} DIR\n"
-        ),
+        Some(((fsid, is_shown), to_write)) => {
+            let place = if is_shown { ", which the mount shows now" } else { "" };
+            format!(
+                "{shown} is device {devid} of the new filesystem {fsid} on the seed{place}, with {size}; {to_write}\n"
+            )
+        }
     };
     tell_of_discard(path, size_bytes, args.nodiscard)?;
     if !args.json && !is_progs() {
         print_out(&text)?;
     }
     let mut value = json!({ "devid": devid, "size_bytes": size_bytes });
-    if let Some(fsid) = fsid {
+    if let Some((fsid, is_shown)) = sprout {
         value["fsid"] = json!(fsid);
+        value["is_shown"] = json!(is_shown);
     }
     insert_name(&mut value, "path", &full);
-    Ok((value, fsid.is_some()))
+    Ok((value, to_write))
 }
 
 /// Prints what btrfs-progs prints about the discard of a new device's content. Called when the server has taken the

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -52,6 +52,7 @@ pub(crate) fn dir(fs: &Fs, name: &str, uid: u32, mode: u32) -> InodeId {
 #[derive(Default)]
 pub(crate) struct TestHost {
     owner: Option<u32>,
+    fs: Weak<Fs>,
     files: Mutex<HashMap<u64, OpenFile>>,
     /// Inode numbers of descriptors that never answer.
     pub(crate) silent: Mutex<Vec<u64>>,
@@ -64,6 +65,11 @@ impl TestHost {
         Self { owner: Some(owner), ..Self::default() }
     }
 
+    /// The host of a filesystem that a control socket serves.
+    pub(crate) fn serving(fs: &Arc<Fs>, owner: u32) -> Self {
+        Self { fs: Arc::downgrade(fs), ..Self::of(owner) }
+    }
+
     /// A descriptor that stands for an inode.
     pub(crate) fn open(&self, id: InodeId) -> MountFile {
         let file: File = tempfile::tempfile().unwrap();
@@ -74,6 +80,10 @@ impl TestHost {
 }
 
 impl Host for TestHost {
+    fn filesystem(&self) -> Option<Arc<Fs>> {
+        self.fs.upgrade()
+    }
+
     fn owner(&self) -> Option<u32> {
         self.owner
     }
