@@ -259,7 +259,10 @@ fn discard_whole(device: &dyn Device, job: &Job) -> Result<()> {
 const DISCARDED_AT_ONCE: u64 = 1 << 30;
 
 fn remove(context: &Context<'_>, devids: &[u64]) -> Result<Response> {
-    let mut devids = devids.iter().map(|devid| known(context, *devid)).collect::<Result<Vec<DevId>>>()?;
+    // As on Linux.
+    let unknown = |failure| Failure { errno: Errno::NOENT.raw_os_error(), ..failure };
+    let found = devids.iter().map(|devid| known(context, *devid).map_err(unknown));
+    let mut devids = found.collect::<Result<Vec<DevId>>>()?;
     devids.sort_unstable();
     devids.dedup();
     if devids.is_empty() {

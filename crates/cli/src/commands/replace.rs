@@ -7,10 +7,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
+use rustix::io::Errno;
 use serde_json::json;
 use ubtrfs_control::replace::{Last, Report, Request, Response, Running, Start};
 use ubtrfs_control::resolve::PathBytes;
-use ubtrfs_control::{Channel, ImageWork, Request as AnyRequest, Response as AnyResponse};
+use ubtrfs_control::{Channel, Failure, ImageWork, Request as AnyRequest, Response as AnyResponse};
 use ubtrfs_format::item::DevReplaceItem;
 use ubtrfs_format::print::{escaped, insert_name};
 use ubtrfs_format::superblock::Superblock;
@@ -23,7 +24,7 @@ use super::place::{Target, with_channel};
 use super::served::{until_closed, with_running, with_served};
 use crate::common::{Shown, print_json, print_out};
 use crate::job::with_progress_in_bytes;
-use crate::progs::is_progs;
+use crate::progs::{failed_call, is_progs};
 
 /// Replace a device by a new one
 #[derive(clap::Args)]
@@ -154,7 +155,12 @@ fn start(args: &StartArgs) -> anyhow::Result<ExitCode> {
             Detached::run_if(detached.as_ref(), job, || channel.call_with(request, &[], job))
         });
         let (old, new) = (args.old.shown(), args.new.shown());
-        match done.map_err(|failure| anyhow!("cannot replace {old} by {new} in {target}: {failure}"))? {
+        let failed = |failure: Failure| {
+            let call = || format!("ioctl(DEV_REPLACE_START) failed on \"{}\"", target.filesystem());
+            let text = || anyhow!("cannot replace {old} by {new} in {target}: {failure}");
+            failed_call(&failure, &[Errno::ROFS], call).unwrap_or_else(text)
+        };
+        match done.map_err(failed)? {
             AnyResponse::Replace(Response::Done(report)) => {
                 tell_of_discard(&args.new, size_bytes, args.nodiscard || args.json || args.detached)?;
                 Ok(report)

@@ -23,6 +23,9 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::io::Errno;
+use ubtrfs_control::Failure;
+
 use crate::common::{Shown, print_err, print_error, print_out};
 use grammar::{Globals, Line};
 
@@ -60,6 +63,17 @@ pub(crate) fn program() -> &'static str {
 /// Whether this program was called by a name of btrfs-progs, so that messages and statuses are those of btrfs-progs.
 pub(crate) fn is_progs() -> bool {
     NAME.get().is_some()
+}
+
+/// The text of btrfs-progs for a call that failed for one of these reasons: its words for the call, and the error number. `None`
+/// for other reasons, of which this program says more, and if this program was called by its own name.
+pub(crate) fn failed_call(
+    failure: &Failure,
+    reasons: &[Errno],
+    call: impl FnOnce() -> String,
+) -> Option<anyhow::Error> {
+    let is_known = is_progs() && reasons.contains(&failure.errno());
+    is_known.then(|| anyhow::anyhow!("{}: {}", call(), std::io::Error::from_raw_os_error(failure.errno)))
 }
 
 /// Whether `btrfs -q` was given before a command that then prints only errors.

@@ -349,3 +349,28 @@ fn error_counters_of_a_named_device_are_its_own() {
     assert_eq!((errors(&after, &one), errors(&after, &two)), (Some(0), errors(&both, &two)), "{after}");
     ok(ubtrfs(["umount", &m]));
 }
+
+#[test]
+fn calls_that_linux_refuses_have_the_words_of_btrfs_progs() {
+    if !capability::fuse() {
+        return;
+    }
+    let links = links();
+    let at = |name: &str| text(&links.path().join(name));
+    let [image, new, m] = ["i.img", "new.img", "m"].map(at);
+    ok(ubtrfs(["mkfs", "-q", "-b", "256M", &image]));
+    fs::File::create(&new).unwrap().set_len(256 << 20).unwrap();
+    fs::create_dir(&m).unwrap();
+    let refusal = |words: &[&str]| {
+        let output = Command::new(at("btrfs")).args(words).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    ok(ubtrfs(["mount", &image, &m]));
+    assert_eq!(refusal(&["device", "remove", "3", &m]), "ERROR: error removing devid 3: No such file or directory\n");
+    ok(ubtrfs(["umount", &m]));
+    ok(ubtrfs(["mount", "-r", &image, &m]));
+    let expected = format!("ERROR: ioctl(DEV_REPLACE_START) failed on \"{m}\": Read-only file system\n");
+    assert_eq!(refusal(&["replace", "start", "-B", "1", &new, &m]), expected);
+    ok(ubtrfs(["umount", &m]));
+}

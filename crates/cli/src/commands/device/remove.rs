@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
+use rustix::io::Errno;
 use serde_json::json;
 use ubtrfs_control::device::{Request, Response};
-use ubtrfs_control::{Channel, ImageId, ImageWork, filesystem, open_image};
+use ubtrfs_control::{Channel, Failure, ImageId, ImageWork, filesystem, open_image};
 
 use super::{call_filesystem, filesystem_of, unexpected};
 use crate::commands::offline::{ImageOptions, Use};
@@ -14,7 +15,7 @@ use crate::commands::place::Target;
 use crate::commands::served::{until_closed, with_running, with_served};
 use crate::common::{Shown, print_json, print_out};
 use crate::job::with_progress_in_bytes;
-use crate::progs::is_progs;
+use crate::progs::{failed_call, is_progs};
 
 /// Remove devices from a filesystem
 ///
@@ -49,8 +50,12 @@ pub(super) fn run(args: &RemoveArgs) -> anyhow::Result<ExitCode> {
         let devids = devids_of(channel, &target, &devices)?;
         let request = ubtrfs_control::Request::Device(Request::Remove { devids: devids.clone() });
         let done = with_progress_in_bytes("moving what is on the device", |job| channel.call_with(request, &[], job));
-        let names: Vec<String> = devices.iter().map(|device| device.shown()).collect();
-        match done.map_err(|failure| anyhow!("cannot remove {} from {target}: {failure}", names.join(", ")))? {
+        let names = devices.iter().map(|device| device.shown()).collect::<Vec<_>>().join(", ");
+        let failed = |failure: Failure| {
+            let text = || anyhow!("cannot remove {names} from {target}: {failure}");
+            failed_call(&failure, &[Errno::NOENT], || format!("error removing devid {names}")).unwrap_or_else(text)
+        };
+        match done.map_err(failed)? {
             ubtrfs_control::Response::Device(Response::Removed) => Ok(devids),
             _ => Err(unexpected(&target)),
         }
