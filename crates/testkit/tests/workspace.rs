@@ -5,6 +5,7 @@
 //! I2. A folder of a crate imports only from the folders before it in [`FOLDERS`].
 //! I3. A folder calls methods of its crate's main type only from the folders before it ([`calls`]).
 //! I4. Everything that ships is permissively licensed, so no dependency forces another licence on users.
+//! I5. A type has a name of its own ([`names`]).
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,6 +18,9 @@ use serde_json::Value;
 
 #[path = "workspace/calls.rs"]
 mod calls;
+
+#[path = "workspace/names.rs"]
+mod names;
 
 /// Each crate of the workspace, and the crates that it may use.
 const LAYERS: &[(&str, &[&str])] = &[
