@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 
 use ubtrfs_format::hash::{extref_hash, name_hash};
-use ubtrfs_format::item::{DirEntry, FileType};
+use ubtrfs_format::item::{DirItem, FileType};
 use ubtrfs_format::{Key, KeyType, objectid};
 
 use crate::checker::Checker;
@@ -70,7 +70,7 @@ impl<'a> Checker<'a> {
         let mut seen = HashSet::new();
         while at < data.len() {
             let rest = data.get(at..).unwrap_or_default();
-            let Some((head, names)) = rest.split_at_checked(DirEntry::HEADER_SIZE) else { return };
+            let Some((head, names)) = rest.split_at_checked(DirItem::HEADER_SIZE) else { return };
             let Some(location) = head.first_chunk::<{ Key::SIZE }>().map(Key::decode) else { return };
             let (Some(data_len), Some(name_len), Some(file_type)) =
                 (u16_at(head, 25), u16_at(head, 27), u8_at(head, 29))

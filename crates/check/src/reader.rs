@@ -9,7 +9,7 @@
 use std::thread;
 
 use ubtrfs_error::Error;
-use ubtrfs_format::check::{CheckContext, Expected, check_node};
+use ubtrfs_format::check::{CheckContext, ExpectedBlock, check_node};
 use ubtrfs_format::{Corrupt, FormatError, Generation, Key, Logical, RootId};
 
 use crate::array::{Array, Span, Unreadable};
@@ -268,7 +268,7 @@ impl Reader<'_> {
 
     /// Returns the problem of a block, if any, and whether the block is usable nevertheless (I1).
     fn check(&self, edge: &BlockPtr, raw: &[u8]) -> Option<(Code, bool, Corrupt)> {
-        let expected = Expected {
+        let expected = ExpectedBlock {
             bytenr: Some(Logical(edge.bytenr)),
             level: Some(edge.level),
             tree: Some(self.tree),

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ubtrfs_format::item::{DirEntry, RootItem, RootRef};
+use ubtrfs_format::item::{DirItem, RootItem, RootRef};
 use ubtrfs_format::{Generation, Key, KeyType, RootId, objectid};
 use uuid::Uuid;
 
@@ -93,7 +93,7 @@ impl<'a> Checker<'a> {
 
     /// Records the subvolume that an entry of the root tree's directory names as the default.
     fn default_subvolume(&mut self, data: &[u8], place: Place) {
-        for entry in DirEntry::decode_all(data).unwrap_or_default() {
+        for entry in DirItem::decode_all(data).unwrap_or_default() {
             self.roots.defaults.push((entry.location.objectid, place));
         }
     }

@@ -30,7 +30,7 @@ mod range;
 pub mod superblock;
 pub mod superblock_check;
 
-pub use check::{CheckContext, Expected, check_node};
+pub use check::{CheckContext, ExpectedBlock, check_node};
 pub use csum::CsumType;
 pub use error::{Corrupt, FormatError};
 pub use ids::{DevId, Generation, Ino, Logical, Physical, RootId, objectid};

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{
-    BlockGroupItem, DevExtent, DirEntry, ExtentFlags, ExtentItem, FileType, FreeSpaceInfo, InlineRef, InodeItem,
+    BlockGroupItem, DevExtent, DirItem, ExtentFlags, ExtentItem, FileType, FreeSpaceInfo, InlineRef, InodeItem,
     InodeRef, RootItem, Timespec, TreeBlockInfo,
 };
 use ubtrfs_format::{DevId, Generation, Key, KeyType, RootId, objectid};
@@ -98,7 +98,7 @@ impl Facts<'_> {
         items.insert(Key::new(top, KeyType::INODE_REF, dir), inode_ref(name));
         items.insert(Key::new(dir, KeyType::INODE_ITEM, 0), self.directory_inode().encode());
         items.insert(Key::new(dir, KeyType::INODE_REF, dir), inode_ref(b".."));
-        let entry = DirEntry {
+        let entry = DirItem {
             location: Key::new(top, KeyType::ROOT_ITEM, u64::MAX),
             transid: Generation(0),
             file_type: FileType::Directory as u8,

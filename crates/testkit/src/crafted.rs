@@ -5,7 +5,7 @@
 
 use anyhow::{Result, bail, ensure};
 use ubtrfs_format::hash::name_hash;
-use ubtrfs_format::item::{DirEntry, InodeRef};
+use ubtrfs_format::item::{DirItem, InodeRef};
 use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE};
 use ubtrfs_format::{CsumType, Key, KeyType};
 
@@ -45,13 +45,13 @@ pub fn edit_leaves(image: &Image, edit: &mut dyn FnMut(&mut Items) -> Result<()>
 }
 
 /// Changes directory entries, each in its `DIR_ITEM` and in its `DIR_INDEX`.
-pub fn edit_entries(image: &Image, edit: &mut dyn FnMut(&mut DirEntry)) -> Result<()> {
+pub fn edit_entries(image: &Image, edit: &mut dyn FnMut(&mut DirItem)) -> Result<()> {
     let changed = edit_leaves(image, &mut |items| {
         for (key, data) in items.iter_mut() {
             if !matches!(key.item_type, KeyType::DIR_ITEM | KeyType::DIR_INDEX) {
                 continue;
             }
-            let mut entries = DirEntry::decode_all(data)?;
+            let mut entries = DirItem::decode_all(data)?;
             entries.iter_mut().for_each(&mut *edit);
             data.clear();
             entries.iter().for_each(|entry| entry.encode_into(data));
@@ -92,7 +92,7 @@ pub fn redirect(image: &Image, name: &[u8], to: &[u8]) -> Result<()> {
     edit_leaves(image, &mut |items| {
         for (_, data) in items.iter().filter(|(key, _)| key.item_type == KeyType::DIR_ITEM) {
             location =
-                location.or(DirEntry::decode_all(data)?.iter().find(|entry| entry.name == to).map(|e| e.location));
+                location.or(DirItem::decode_all(data)?.iter().find(|entry| entry.name == to).map(|e| e.location));
         }
         Ok(())
     })?;

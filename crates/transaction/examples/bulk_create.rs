@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::hash::name_hash;
-use ubtrfs_format::item::{DirEntry, InodeItem, InodeRef};
+use ubtrfs_format::item::{DirItem, InodeItem, InodeRef};
 use ubtrfs_format::{Key, KeyType, RootId};
 use ubtrfs_transaction::{Engine, OpenOptions};
 
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         op.put(&tree, Key::new(ino, KeyType::INODE_REF, 256), bytes);
         let location = Key::new(ino, KeyType::INODE_ITEM, 0);
         let transid = op.generation();
-        let entry = DirEntry { location, transid, file_type: 1, name: name.as_bytes().to_vec(), data: Vec::new() };
+        let entry = DirItem { location, transid, file_type: 1, name: name.as_bytes().to_vec(), data: Vec::new() };
         let mut bytes = Vec::new();
         entry.encode_into(&mut bytes);
         op.put(&tree, Key::new(256, KeyType::DIR_ITEM, name_hash(name.as_bytes())), bytes.clone());

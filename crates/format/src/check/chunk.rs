@@ -1,6 +1,6 @@
 //! Chunks, devices, device extents and block groups.
 
-use super::item::{Check, Item, aligned, array_at};
+use super::item::{Check, CheckedItem, aligned, array_at};
 use super::{CheckContext, bad};
 use crate::ids::{RootId, objectid};
 use crate::item::{BlockGroupFlags, BlockGroupItem, ChunkItem, DevExtent, DevItem, Stripe};
@@ -8,7 +8,7 @@ use crate::key::KeyType;
 use crate::profile::Profile;
 use crate::superblock::Incompat;
 
-pub(super) fn check_chunk_item(item: &Item<'_>) -> Check {
+pub(super) fn check_chunk_item(item: &CheckedItem<'_>) -> Check {
     const WHAT: &str = "ChunkItem";
     if item.key.objectid != objectid::FIRST_CHUNK_TREE {
         return Err(bad(WHAT, "key objectid", item.key.objectid, "expected 256"));
@@ -97,7 +97,7 @@ fn check_stripes(flags: BlockGroupFlags, num_stripes: u16, sub_stripes: u16) -> 
     Ok(())
 }
 
-pub(super) fn check_dev_item(item: &Item<'_>) -> Check {
+pub(super) fn check_dev_item(item: &CheckedItem<'_>) -> Check {
     const WHAT: &str = "DevItem";
     if item.key.objectid != objectid::DEV_ITEMS {
         return Err(bad(WHAT, "key objectid", item.key.objectid, "expected 1"));
@@ -115,7 +115,7 @@ pub(super) fn check_dev_item(item: &Item<'_>) -> Check {
     Ok(())
 }
 
-pub(super) fn check_dev_extent(item: &Item<'_>) -> Check {
+pub(super) fn check_dev_extent(item: &CheckedItem<'_>) -> Check {
     const WHAT: &str = "DevExtent";
     item.exact_size(WHAT, DevExtent::SIZE)?;
     item.aligned(WHAT, "physical", item.key.offset)?;
@@ -143,7 +143,7 @@ pub(super) fn check_dev_extent(item: &Item<'_>) -> Check {
     Ok(())
 }
 
-pub(super) fn check_block_group(item: &Item<'_>) -> Check {
+pub(super) fn check_block_group(item: &CheckedItem<'_>) -> Check {
     const WHAT: &str = "BlockGroupItem";
     item.exact_size(WHAT, BlockGroupItem::SIZE)?;
     item.aligned(WHAT, "start", item.key.objectid)?;

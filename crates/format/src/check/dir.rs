@@ -2,16 +2,16 @@
 
 use super::bad;
 use super::inode::{check_inode_key, check_name, check_name_len, check_prev_ino};
-use super::item::{Check, Item};
+use super::item::{Check, CheckedItem};
 use crate::hash::name_hash;
-use crate::item::{DirEntry, FileType};
+use crate::item::{DirItem, FileType};
 use crate::key::{Key, KeyType};
 use crate::node::item_len_max;
 
 /// Bit of the type byte for an encrypted name.
 const ENCRYPTED: u8 = 0x80;
 
-pub(super) fn check_dir_item(item: &Item<'_>) -> Check {
+pub(super) fn check_dir_item(item: &CheckedItem<'_>) -> Check {
     let is_xattr = item.key.item_type == KeyType::XATTR_ITEM;
     let what = match item.key.item_type {
         KeyType::XATTR_ITEM => "XattrItem",
@@ -39,7 +39,7 @@ pub(super) fn check_dir_item(item: &Item<'_>) -> Check {
             let size = u64::try_from(name_and_data).unwrap_or(u64::MAX);
             return Err(bad(what, "size of name and data", size, "expected at most what fits into a leaf"));
         }
-        let name_at = at.saturating_add(DirEntry::HEADER_SIZE);
+        let name_at = at.saturating_add(DirItem::HEADER_SIZE);
         let name = item.bytes(what, name_at, name_len)?;
         if !is_xattr {
             check_name(what, name)?;
@@ -56,9 +56,9 @@ pub(super) fn check_dir_item(item: &Item<'_>) -> Check {
 }
 
 /// Maximum number of bytes of an entry's name and value: an item with only this entry fills a leaf.
-fn size_max(item: &Item<'_>) -> usize {
+fn size_max(item: &CheckedItem<'_>) -> usize {
     let nodesize = usize::try_from(item.ctx.nodesize).unwrap_or(usize::MAX);
-    item_len_max(nodesize).saturating_sub(DirEntry::HEADER_SIZE)
+    item_len_max(nodesize).saturating_sub(DirItem::HEADER_SIZE)
 }
 
 fn check_location(what: &'static str, location: &Key, is_xattr: bool) -> Check {

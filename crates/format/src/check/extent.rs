@@ -4,7 +4,7 @@
 //! hash.
 
 use super::bad;
-use super::item::{Check, Item};
+use super::item::{Check, CheckedItem};
 use crate::error::FormatError;
 use crate::hash::extent_data_ref_hash;
 use crate::ids::{Ino, RootId, objectid};
@@ -17,7 +17,7 @@ const WHAT: &str = "ExtentItem";
 
 /// Checks an extent item. `extent_end` holds the end of the preceding extent in this leaf, and receives the end of this
 /// extent.
-pub(super) fn check_extent_item(item: &Item<'_>, extent_end: &mut u64) -> Check {
+pub(super) fn check_extent_item(item: &CheckedItem<'_>, extent_end: &mut u64) -> Check {
     let key = &item.key;
     let is_skinny = key.item_type == KeyType::METADATA_ITEM;
     if is_skinny && !item.ctx.incompat.contains(Incompat::SKINNY_METADATA) {
@@ -52,7 +52,7 @@ pub(super) fn check_extent_item(item: &Item<'_>, extent_end: &mut u64) -> Check 
 }
 
 /// Checks flags and length; returns whether this is a data extent.
-fn check_kind(item: &Item<'_>, flags: ExtentFlags, is_skinny: bool) -> Result<bool, FormatError> {
+fn check_kind(item: &CheckedItem<'_>, flags: ExtentFlags, is_skinny: bool) -> Result<bool, FormatError> {
     let (data, tree) = (flags.contains(ExtentFlags::DATA), flags.contains(ExtentFlags::TREE_BLOCK));
     if data == tree {
         return Err(bad(WHAT, "flags", flags.bits(), "expected either data or tree block"));
@@ -77,7 +77,7 @@ fn check_kind(item: &Item<'_>, flags: ExtentFlags, is_skinny: bool) -> Result<bo
     Ok(true)
 }
 
-fn check_overlap(item: &Item<'_>, is_data: bool, extent_end: &mut u64) -> Check {
+fn check_overlap(item: &CheckedItem<'_>, is_data: bool, extent_end: &mut u64) -> Check {
     let start = item.key.objectid;
     if *extent_end > start {
         return Err(bad(WHAT, "bytenr", start, "expected no overlap with the preceding extent"));
@@ -90,7 +90,7 @@ fn check_overlap(item: &Item<'_>, is_data: bool, extent_end: &mut u64) -> Check 
 }
 
 /// Checks all inline references from `at` on; returns the sum of their counts.
-fn check_inline_refs(item: &Item<'_>, mut at: usize, is_data: bool) -> Result<u64, FormatError> {
+fn check_inline_refs(item: &CheckedItem<'_>, mut at: usize, is_data: bool) -> Result<u64, FormatError> {
     let mut refs: u64 = 0;
     let mut last_type = KeyType(0);
     let mut last_sequence = u64::MAX;
@@ -136,7 +136,7 @@ fn check_inline_refs(item: &Item<'_>, mut at: usize, is_data: bool) -> Result<u6
 }
 
 /// Checks an `EXTENT_DATA_REF` body at `at`; returns its hash and count.
-fn check_data_ref(item: &Item<'_>, what: &'static str, at: usize) -> Result<(u64, u32), FormatError> {
+fn check_data_ref(item: &CheckedItem<'_>, what: &'static str, at: usize) -> Result<(u64, u32), FormatError> {
     let root = RootId(item.u64(what, at)?);
     let objectid = item.u64(what, at.saturating_add(8))?;
     let offset = item.u64(what, at.saturating_add(16))?;
@@ -162,7 +162,7 @@ fn check_count(what: &'static str, count: u32) -> Check {
 }
 
 /// Checks keyed `TREE_BLOCK_REF`, `SHARED_BLOCK_REF` and `SHARED_DATA_REF` items.
-pub(super) fn check_keyed_ref(item: &Item<'_>) -> Check {
+pub(super) fn check_keyed_ref(item: &CheckedItem<'_>) -> Check {
     const WHAT: &str = "extent ref item";
     item.aligned(WHAT, "bytenr", item.key.objectid)?;
     if item.key.item_type != KeyType::TREE_BLOCK_REF {
@@ -177,7 +177,7 @@ pub(super) fn check_keyed_ref(item: &Item<'_>) -> Check {
 
 /// Checks keyed `EXTENT_DATA_REF` items. The key's offset is not checked: it is the hash, or a greater number if hashes
 /// collide.
-pub(super) fn check_keyed_data_ref(item: &Item<'_>) -> Check {
+pub(super) fn check_keyed_data_ref(item: &CheckedItem<'_>) -> Check {
     const WHAT: &str = "ExtentDataRef";
     item.aligned(WHAT, "bytenr", item.key.objectid)?;
     item.multiple_size(WHAT, ExtentDataRef::SIZE)?;
@@ -188,7 +188,7 @@ pub(super) fn check_keyed_data_ref(item: &Item<'_>) -> Check {
 }
 
 /// Checks `RAID_STRIPE` items: pairs of devid and physical address.
-pub(super) fn check_raid_stripe(item: &Item<'_>) -> Check {
+pub(super) fn check_raid_stripe(item: &CheckedItem<'_>) -> Check {
     const WHAT: &str = "RaidStripe";
     item.aligned(WHAT, "logical", item.key.objectid)?;
     if !item.ctx.incompat.contains(Incompat::RAID_STRIPE_TREE) {

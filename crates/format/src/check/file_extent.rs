@@ -2,14 +2,14 @@
 
 use super::bad;
 use super::inode::check_prev_ino;
-use super::item::{Check, Item, array_at};
+use super::item::{Check, CheckedItem, array_at};
 use crate::ids::objectid;
 use crate::item::{Compression, FileExtent};
 use crate::key::KeyType;
 
 const WHAT: &str = "FileExtent";
 
-pub(super) fn check_file_extent(item: &Item<'_>) -> Check {
+pub(super) fn check_file_extent(item: &CheckedItem<'_>) -> Check {
     check_prev_ino(item, WHAT)?;
     item.aligned(WHAT, "file offset", item.key.offset)?;
     item.min_size(WHAT, FileExtent::HEADER_SIZE)?;
@@ -30,7 +30,7 @@ pub(super) fn check_file_extent(item: &Item<'_>) -> Check {
     }
 }
 
-fn check_inline(item: &Item<'_>, ram_bytes: u64, compression: u8) -> Check {
+fn check_inline(item: &CheckedItem<'_>, ram_bytes: u64, compression: u8) -> Check {
     if item.key.offset != 0 {
         return Err(bad(WHAT, "file offset", item.key.offset, "expected 0 for inline data"));
     }
@@ -43,7 +43,7 @@ fn check_inline(item: &Item<'_>, ram_bytes: u64, compression: u8) -> Check {
     Ok(())
 }
 
-fn check_regular(item: &Item<'_>, ram_bytes: u64) -> Check {
+fn check_regular(item: &CheckedItem<'_>, ram_bytes: u64) -> Check {
     item.exact_size(WHAT, FileExtent::REGULAR_SIZE)?;
     item.aligned(WHAT, "ram_bytes", ram_bytes)?;
     let disk_bytenr = item.u64(WHAT, 21)?;
@@ -77,7 +77,7 @@ fn extent_end(offset: u64, data: &[u8], sectorsize: u32) -> Option<u64> {
     offset.checked_add(u64::from_le_bytes(array_at(WHAT, data, 45).ok()?))
 }
 
-pub(super) fn check_csum(item: &Item<'_>) -> Check {
+pub(super) fn check_csum(item: &CheckedItem<'_>) -> Check {
     const WHAT: &str = "CsumItem";
     if item.key.objectid != objectid::EXTENT_CSUM {
         return Err(bad(WHAT, "key objectid", item.key.objectid, "expected the checksum objectid"));
@@ -96,7 +96,7 @@ pub(super) fn check_csum(item: &Item<'_>) -> Check {
     }
 }
 
-fn csum_end(item: &Item<'_>, start: u64, len_bytes: usize) -> Option<u64> {
+fn csum_end(item: &CheckedItem<'_>, start: u64, len_bytes: usize) -> Option<u64> {
     let nr_sectors = u64::try_from(len_bytes.checked_div(item.ctx.csum_type.size())?).ok()?;
     start.checked_add(nr_sectors.checked_mul(item.ctx.sectorsize.into())?)
 }

@@ -1,12 +1,12 @@
 //! Free space tree items and the headers of the free space cache (v1).
 
 use super::bad;
-use super::item::{Check, Item};
+use super::item::{Check, CheckedItem};
 use crate::ids::objectid;
 use crate::item::{FreeSpaceHeader, FreeSpaceInfo};
 use crate::key::KeyType;
 
-pub(super) fn check_info(item: &Item<'_>) -> Check {
+pub(super) fn check_info(item: &CheckedItem<'_>) -> Check {
     const WHAT: &str = "FreeSpaceInfo";
     check_range(item, WHAT)?;
     item.exact_size(WHAT, FreeSpaceInfo::SIZE)?;
@@ -17,14 +17,14 @@ pub(super) fn check_info(item: &Item<'_>) -> Check {
     Ok(())
 }
 
-pub(super) fn check_extent(item: &Item<'_>) -> Check {
+pub(super) fn check_extent(item: &CheckedItem<'_>) -> Check {
     const WHAT: &str = "FreeSpaceExtent";
     check_range(item, WHAT)?;
     item.exact_size(WHAT, 0)?;
     check_overlap(item, WHAT)
 }
 
-pub(super) fn check_bitmap(item: &Item<'_>) -> Check {
+pub(super) fn check_bitmap(item: &CheckedItem<'_>) -> Check {
     const WHAT: &str = "FreeSpaceBitmap";
     check_range(item, WHAT)?;
     let bits = item.key.offset.checked_div(u64::from(item.ctx.sectorsize)).unwrap_or_default();
@@ -36,7 +36,7 @@ pub(super) fn check_bitmap(item: &Item<'_>) -> Check {
 }
 
 /// Checks the key of a free space tree item, which is `(start, type, length)`.
-fn check_range(item: &Item<'_>, what: &'static str) -> Check {
+fn check_range(item: &CheckedItem<'_>, what: &'static str) -> Check {
     item.aligned(what, "start", item.key.objectid)?;
     item.aligned(what, "length", item.key.offset)?;
     if item.key.offset == 0 || item.key.objectid.checked_add(item.key.offset).is_none() {
@@ -45,7 +45,7 @@ fn check_range(item: &Item<'_>, what: &'static str) -> Check {
     Ok(())
 }
 
-fn check_overlap(item: &Item<'_>, what: &'static str) -> Check {
+fn check_overlap(item: &CheckedItem<'_>, what: &'static str) -> Check {
     let free = [KeyType::FREE_SPACE_EXTENT, KeyType::FREE_SPACE_BITMAP];
     let prev = item.prev.filter(|(prev, _)| free.contains(&prev.item_type));
     match prev.and_then(|(prev, _)| prev.objectid.checked_add(prev.offset)) {
@@ -57,7 +57,7 @@ fn check_overlap(item: &Item<'_>, what: &'static str) -> Check {
 }
 
 /// Checks items of type 0: headers of free space caches, `(FREE_SPACE 0 block group)`, in the root tree.
-pub(super) fn check_cache_header(item: &Item<'_>) -> Check {
+pub(super) fn check_cache_header(item: &CheckedItem<'_>) -> Check {
     if item.key.objectid != objectid::FREE_SPACE {
         return Ok(());
     }

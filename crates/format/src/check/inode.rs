@@ -1,7 +1,7 @@
 //! Inode items and the names that refer to inodes.
 
 use super::bad;
-use super::item::{Check, Item};
+use super::item::{Check, CheckedItem};
 use crate::error::FormatError;
 use crate::ids::{RootId, objectid};
 use crate::item::{InodeFlags, InodeItem, NAME_LEN_MAX, is_entry_name};
@@ -9,7 +9,7 @@ use crate::key::Key;
 
 const TYPE_MASK: u32 = 0o170_000;
 
-pub(super) fn check_inode_item(item: &Item<'_>) -> Check {
+pub(super) fn check_inode_item(item: &CheckedItem<'_>) -> Check {
     const WHAT: &str = "InodeItem";
     check_inode_key(WHAT, &item.key)?;
     item.exact_size(WHAT, InodeItem::SIZE)?;
@@ -51,7 +51,7 @@ pub(super) fn check_inode_key(what: &'static str, key: &Key) -> Check {
 
 /// Checks that the preceding item in the leaf, if any, belongs to the same inode. Only leaves of subvolumes are
 /// checked, because a log tree may lack the inode's other items.
-pub(super) fn check_prev_ino(item: &Item<'_>, what: &'static str) -> Check {
+pub(super) fn check_prev_ino(item: &CheckedItem<'_>, what: &'static str) -> Check {
     let Some((prev, _)) = item.prev else { return Ok(()) };
     if !item.owner.is_subvolume() || prev.objectid == item.key.objectid {
         return Ok(());
@@ -59,19 +59,19 @@ pub(super) fn check_prev_ino(item: &Item<'_>, what: &'static str) -> Check {
     Err(bad(what, "key objectid", item.key.objectid, "expected an inode item of that number to precede it"))
 }
 
-pub(super) fn check_inode_ref(item: &Item<'_>) -> Check {
+pub(super) fn check_inode_ref(item: &CheckedItem<'_>) -> Check {
     check_prev_ino(item, "InodeRef")?;
     // Layout of an entry: index (8 bytes), name_len (2), name.
     check_names(item, "InodeRef", 8, 10)
 }
 
-pub(super) fn check_inode_extref(item: &Item<'_>) -> Check {
+pub(super) fn check_inode_extref(item: &CheckedItem<'_>) -> Check {
     check_prev_ino(item, "InodeExtref")?;
     // Layout of an entry: parent (8 bytes), index (8), name_len (2), name.
     check_names(item, "InodeExtref", 16, 18)
 }
 
-fn check_names(item: &Item<'_>, what: &'static str, len_at: usize, head: usize) -> Check {
+fn check_names(item: &CheckedItem<'_>, what: &'static str, len_at: usize, head: usize) -> Check {
     let mut at: usize = 0;
     loop {
         let name_len = usize::from(item.u16(what, at.saturating_add(len_at))?);

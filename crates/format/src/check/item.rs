@@ -8,7 +8,7 @@ use crate::key::{Key, KeyType};
 
 /// A leaf item under check.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Item<'a> {
+pub(super) struct CheckedItem<'a> {
     pub(super) ctx: &'a CheckContext,
     /// Owner of the leaf, from its header.
     pub(super) owner: RootId,
@@ -20,7 +20,7 @@ pub(super) struct Item<'a> {
 
 pub(super) type Check = Result<(), FormatError>;
 
-impl<'a> Item<'a> {
+impl<'a> CheckedItem<'a> {
     /// The `N` bytes at offset `at`.
     fn array<const N: usize>(&self, what: &'static str, at: usize) -> Result<[u8; N], FormatError> {
         array_at(what, self.data, at)

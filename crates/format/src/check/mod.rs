@@ -54,7 +54,7 @@ pub struct CheckContext {
     /// no limit.
     pub generation_limit: Option<Generation>,
     /// Facts that the pointer to the block promises.
-    pub expected: Expected,
+    pub expected: ExpectedBlock,
     /// Whether the checksum must match and the block be marked as written: true for blocks read from a device.
     pub verify_csum: bool,
     /// Whether unknown flags are accepted if they forbid only writing: true for a filesystem that is opened for reading
@@ -67,7 +67,7 @@ pub const SEEDS_MAX: usize = 8;
 
 /// Facts about a block that the pointer to it promises; a fact that is `None` is not compared.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Expected {
+pub struct ExpectedBlock {
     /// The block's address.
     pub bytenr: Option<Logical>,
     /// The block's level.
@@ -92,7 +92,7 @@ impl CheckContext {
             seed_fsids: [Uuid::nil(); SEEDS_MAX],
             incompat: superblock.incompat(),
             generation_limit: Some(Generation(superblock.generation.0.saturating_add(1))),
-            expected: Expected::default(),
+            expected: ExpectedBlock::default(),
             verify_csum: true,
             read_only: false,
         }
@@ -112,7 +112,7 @@ impl CheckContext {
 
     /// Replaces [`Self::expected`].
     #[must_use]
-    pub fn expecting(mut self, expected: Expected) -> Self {
+    pub fn expecting(mut self, expected: ExpectedBlock) -> Self {
         self.expected = expected;
         self
     }

@@ -1,6 +1,6 @@
 //! Headers, internal nodes, and the layout of leaves.
 
-use super::item::{Check, Item, aligned};
+use super::item::{Check, CheckedItem, aligned};
 use super::{CheckContext, bad, chunk, dir, extent, file_extent, free_space, inode, misc, root};
 use crate::error::{Corrupt, FormatError};
 use crate::ids::{Generation, RootId};
@@ -165,7 +165,7 @@ pub(super) fn check_leaf(view: &NodeView<'_>, ctx: &CheckContext) -> Result<(), 
         }
         data_end = range.start;
         let data = view.item(slot).ok_or_else(outside)?;
-        let item = Item { ctx, owner, key, data, prev };
+        let item = CheckedItem { ctx, owner, key, data, prev };
         check_item(&item, &mut extent_end).map_err(here)?;
         prev = Some((key, data));
     }
@@ -190,7 +190,7 @@ fn check_empty(owner: RootId, ctx: &CheckContext) -> Check {
     Ok(())
 }
 
-fn check_item(item: &Item<'_>, extent_end: &mut u64) -> Check {
+fn check_item(item: &CheckedItem<'_>, extent_end: &mut u64) -> Check {
     match item.key.item_type {
         KeyType::INODE_ITEM => inode::check_inode_item(item),
         KeyType::INODE_REF => inode::check_inode_ref(item),

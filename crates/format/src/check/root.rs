@@ -2,12 +2,12 @@
 
 use super::bad;
 use super::inode::{check_name, check_name_len};
-use super::item::{Check, Item};
+use super::item::{Check, CheckedItem};
 use crate::ids::RootId;
 use crate::item::{RootFlags, RootItem};
 use crate::node::LEVEL_MAX;
 
-pub(super) fn check_root_item(item: &Item<'_>) -> Check {
+pub(super) fn check_root_item(item: &CheckedItem<'_>) -> Check {
     const WHAT: &str = "RootItem";
     if item.key.objectid == 0 {
         return Err(bad(WHAT, "key objectid", 0u64, "expected a tree"));
@@ -42,7 +42,7 @@ pub(super) fn check_root_item(item: &Item<'_>) -> Check {
     Ok(())
 }
 
-pub(super) fn check_root_ref(item: &Item<'_>) -> Check {
+pub(super) fn check_root_ref(item: &CheckedItem<'_>) -> Check {
     const WHAT: &str = "RootRef";
     // Layout of the item: dirid (8 bytes), sequence (8), name_len (2), name.
     let name_len = usize::from(item.u16(WHAT, 16)?);

@@ -69,7 +69,7 @@ impl FileType {
 }
 
 disk_struct! {
-    /// The header of a [`DirEntry`], 30 bytes; the name follows.
+    /// The header of a [`DirItem`], 30 bytes; the name follows.
     DirEntryHeader {
         /// Key of the item that the entry refers to.
         location: Key,
@@ -89,7 +89,7 @@ disk_struct! {
 ///
 /// On disk: a [`DirEntryHeader`], the name, the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DirEntry {
+pub struct DirItem {
     /// `(ino INODE_ITEM 0)`, or `(root id ROOT_ITEM u64::MAX or 0)` for a subvolume; zero for an attribute.
     pub location: Key,
     /// Transaction that wrote the entry.
@@ -102,10 +102,10 @@ pub struct DirEntry {
     pub data: Vec<u8>,
 }
 
-/// A [`DirEntry`] borrowed from the bytes of its item.
+/// A [`DirItem`] borrowed from the bytes of its item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DirEntryView<'i> {
-    /// Key of the item that the entry refers to, as in [`DirEntry`].
+pub struct DirItemView<'i> {
+    /// Key of the item that the entry refers to, as in [`DirItem`].
     pub location: Key,
     /// Transaction that wrote the entry.
     pub transid: Generation,
@@ -117,7 +117,7 @@ pub struct DirEntryView<'i> {
     pub data: &'i [u8],
 }
 
-impl<'i> DirEntryView<'i> {
+impl<'i> DirItemView<'i> {
     /// Iterates over the entries of an item. Iteration ends after an error.
     pub fn all(item: &'i [u8]) -> impl Iterator<Item = Result<Self, FormatError>> {
         let mut reader = Reader::new("DirEntry", item);
@@ -138,19 +138,19 @@ impl<'i> DirEntryView<'i> {
     }
 
     /// Copies name and data.
-    pub fn to_owned(self) -> DirEntry {
+    pub fn to_owned(self) -> DirItem {
         let Self { location, transid, file_type, name, data } = self;
-        DirEntry { location, transid, file_type, name: name.to_vec(), data: data.to_vec() }
+        DirItem { location, transid, file_type, name: name.to_vec(), data: data.to_vec() }
     }
 }
 
-impl DirEntry {
+impl DirItem {
     /// Size of the part before the name, in bytes.
     pub const HEADER_SIZE: usize = DirEntryHeader::SIZE;
 
     /// Reads all entries of an item.
     pub fn decode_all(data: &[u8]) -> Result<Vec<Self>, FormatError> {
-        DirEntryView::all(data).map(|entry| entry.map(DirEntryView::to_owned)).collect()
+        DirItemView::all(data).map(|entry| entry.map(DirItemView::to_owned)).collect()
     }
 
     /// Appends this entry to an item's bytes.

@@ -3,11 +3,11 @@
 use std::fmt::{self, Write};
 
 use super::text::{escaped_line, flags, time};
-use super::{KeyText, ObjectidText, PrintOptions, Printed, Stop, volume};
+use super::{KeyText, ObjectidText, PrintOptions, PrintStop, Printed, volume};
 use crate::error::FormatError;
 use crate::item::{
-    Compression, DirEntry, ExtentFlags, ExtentItem, FileExtent, FileType, InlineRef, InodeExtref, InodeFlags,
-    InodeItem, InodeRef, RegularExtent, RootFlags, RootItem, RootRef,
+    Compression, DirItem, ExtentFlags, ExtentItem, FileExtent, FileType, InlineRef, InodeExtref, InodeFlags, InodeItem,
+    InodeRef, RegularExtent, RootFlags, RootItem, RootRef,
 };
 use crate::key::{Key, KeyType};
 use crate::node::{HEADER_SIZE, NodeView};
@@ -21,8 +21,8 @@ pub(super) fn print_item(view: &NodeView<'_>, slot: usize, options: &PrintOption
     writeln!(out, "\titem {slot} key {} itemoff {offset} itemsize {}", KeyText(&key), range.len())?;
     match print_content(&key, view.item(slot).unwrap_or_default(), options, out) {
         Ok(()) => Ok(()),
-        Err(Stop::Write(error)) => Err(error),
-        Err(Stop::Item(cause)) => writeln!(out, "\t\tcorrupt: {cause}"),
+        Err(PrintStop::Write(error)) => Err(error),
+        Err(PrintStop::Item(cause)) => writeln!(out, "\t\tcorrupt: {cause}"),
     }
 }
 
@@ -108,8 +108,8 @@ fn print_inode_extrefs(data: &[u8], options: &PrintOptions, out: &mut dyn Write)
 }
 
 fn print_dir_entries(data: &[u8], options: &PrintOptions, out: &mut dyn Write) -> Printed {
-    for entry in DirEntry::decode_all(data)? {
-        let DirEntry { location, transid, file_type, name: bytes, data } = entry;
+    for entry in DirItem::decode_all(data)? {
+        let DirItem { location, transid, file_type, name: bytes, data } = entry;
         let file_type = match FileType::from_disk(file_type) {
             Some(FileType::Regular) => "FILE".to_owned(),
             Some(FileType::Directory) => "DIR".to_owned(),

@@ -11,7 +11,7 @@ use crate::csum::CsumType;
 use crate::error::FormatError;
 use crate::ids::{DevId, Generation, Ino, Logical, Physical, RootId, objectid};
 use crate::item::{
-    BlockGroupFlags, BlockGroupItem, ChunkItem, DevExtent, DevItem, DevStatsItem, DirEntry, ExtentItem, FileExtent,
+    BlockGroupFlags, BlockGroupItem, ChunkItem, DevExtent, DevItem, DevStatsItem, DirItem, ExtentItem, FileExtent,
     FileExtentBody, FreeSpaceHeader, FreeSpaceInfo, InlineRef, InodeExtref, InodeItem, InodeRef, QgroupInfo,
     QgroupLimit, QgroupStatus, RootItem, RootRef, Stripe,
 };
@@ -225,7 +225,7 @@ fn content_json(key: &Key, data: &[u8], options: &PrintOptions) -> Result<Value,
             names.iter().map(|name| with_name(object(name), "name", &name.name, options)).collect()
         }
         KeyType::DIR_ITEM | KeyType::DIR_INDEX | KeyType::XATTR_ITEM => {
-            DirEntry::decode_all(data)?.iter().map(|entry| dir_entry_json(entry, options)).collect()
+            DirItem::decode_all(data)?.iter().map(|entry| dir_entry_json(entry, options)).collect()
         }
         KeyType::DIR_LOG_ITEM | KeyType::DIR_LOG_INDEX => json!({ "end": super::item::u64_of("DirLogItem", data)? }),
         KeyType::EXTENT_DATA => file_extent_json(&FileExtent::decode(data)?),
@@ -267,8 +267,8 @@ fn content_json(key: &Key, data: &[u8], options: &PrintOptions) -> Result<Value,
     })
 }
 
-fn dir_entry_json(entry: &DirEntry, options: &PrintOptions) -> Value {
-    let DirEntry { location, transid, file_type, name, data } = entry;
+fn dir_entry_json(entry: &DirItem, options: &PrintOptions) -> Value {
+    let DirItem { location, transid, file_type, name, data } = entry;
     let object = json!({ "location": location.to_json(), "transid": transid.0, "type": file_type });
     let mut object = with_name(object, "name", name, options);
     if !data.is_empty() {

@@ -105,24 +105,24 @@ fn free_space(view: &NodeView<'_>) -> i64 {
 }
 
 /// The reason why printing an item stopped.
-enum Stop {
+enum PrintStop {
     Write(fmt::Error),
     Item(FormatError),
 }
 
-impl From<fmt::Error> for Stop {
+impl From<fmt::Error> for PrintStop {
     fn from(error: fmt::Error) -> Self {
         Self::Write(error)
     }
 }
 
-impl From<FormatError> for Stop {
+impl From<FormatError> for PrintStop {
     fn from(cause: FormatError) -> Self {
         Self::Item(cause)
     }
 }
 
-type Printed = Result<(), Stop>;
+type Printed = Result<(), PrintStop>;
 
 /// Formats type and profile of a chunk, as `DATA|RAID1` or `METADATA|single`.
 fn block_group_flags(flags: BlockGroupFlags) -> String {

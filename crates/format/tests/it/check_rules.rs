@@ -1,7 +1,7 @@
 //! Tests each rule of the tree checker and the superblock check. Method: a leaf of correct items passes; each case
 //! changes one thing to break one rule; the error names the field and the slot.
 
-use ubtrfs_format::check::{CheckContext, Expected, check_node};
+use ubtrfs_format::check::{CheckContext, ExpectedBlock, check_node};
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::*;
 use ubtrfs_format::node::{LeafBuilder, NodeBuilder, NodeHeader, finish_block, item_len_max};
@@ -230,7 +230,7 @@ fn no_name_leads_out_of_its_directory() {
 fn dir_entry(location: Key, file_type: u8, name: &[u8], data: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     let (name, data) = (name.to_vec(), data.to_vec());
-    DirEntry { location, transid: Generation(3), file_type, name, data }.encode_into(&mut out);
+    DirItem { location, transid: Generation(3), file_type, name, data }.encode_into(&mut out);
     out
 }
 
@@ -258,7 +258,7 @@ fn directory_entries() {
     case.with_bytes(29, &[1]).fails("type");
     case.with_bytes(0, &[1]).fails("location");
     Case { data: dir_entry(Key::MIN, 8, &[b'a'; 256], b""), ..case.clone() }.fails("name_len");
-    let long = vec![b'v'; item_len_max(16384) - DirEntry::HEADER_SIZE - b"user.x".len()];
+    let long = vec![b'v'; item_len_max(16384) - DirItem::HEADER_SIZE - b"user.x".len()];
     Case { data: dir_entry(Key::MIN, 8, b"user.x", &long), ..case.clone() }.passes();
 }
 
@@ -535,7 +535,7 @@ fn devices_and_small_items() {
 #[test]
 fn leaves_and_headers() {
     let raw = leaf(FS, &[(key(256, KeyType::INODE_ITEM, 0), inode_case().data), (inode_case().key, inode_case().data)]);
-    let verdict = |change: &dyn Fn(&mut Vec<u8>), expected: Expected| {
+    let verdict = |change: &dyn Fn(&mut Vec<u8>), expected: ExpectedBlock| {
         let mut raw = raw.clone();
         change(&mut raw);
         if raw.len() > 100 {
@@ -543,7 +543,7 @@ fn leaves_and_headers() {
         }
         check_node(&raw, &context().expecting(expected)).err().map(|corrupt| corrupt.to_string()).unwrap_or_default()
     };
-    let any = Expected::default();
+    let any = ExpectedBlock::default();
     let fails = |change: &dyn Fn(&mut Vec<u8>), expected: &str| {
         let found = verdict(change, any);
         assert!(found.contains(expected) && !found.is_empty(), "{found:?}, expected an error about {expected}");
@@ -570,18 +570,18 @@ fn leaves_and_headers() {
         },
         "data start",
     );
-    let expects = |expected: Expected, field: &str| {
+    let expects = |expected: ExpectedBlock, field: &str| {
         let found = verdict(&|_| {}, expected);
         assert!(found.contains(field), "{found:?}, expected an error about {field}");
     };
-    expects(Expected { bytenr: Some(Logical(4096)), ..any }, "bytenr");
-    expects(Expected { level: Some(1), ..any }, "level");
-    expects(Expected { generation: Some(Generation(9)), ..any }, "generation");
-    expects(Expected { tree: Some(RootId::CSUM_TREE), ..any }, "owner");
-    expects(Expected { first_key: Some(Key::MIN), ..any }, "first key");
+    expects(ExpectedBlock { bytenr: Some(Logical(4096)), ..any }, "bytenr");
+    expects(ExpectedBlock { level: Some(1), ..any }, "level");
+    expects(ExpectedBlock { generation: Some(Generation(9)), ..any }, "generation");
+    expects(ExpectedBlock { tree: Some(RootId::CSUM_TREE), ..any }, "owner");
+    expects(ExpectedBlock { first_key: Some(Key::MIN), ..any }, "first key");
     // Subvolumes share blocks.
-    assert_eq!(verdict(&|_| {}, Expected { tree: Some(RootId(256)), ..any }), "");
-    assert_eq!(verdict(&|_| {}, Expected { tree: Some(RootId::TREE_RELOC), ..any }), "");
+    assert_eq!(verdict(&|_| {}, ExpectedBlock { tree: Some(RootId(256)), ..any }), "");
+    assert_eq!(verdict(&|_| {}, ExpectedBlock { tree: Some(RootId::TREE_RELOC), ..any }), "");
     let mut unwritten = raw.clone();
     unwritten[56] = 0;
     let csum = context().csum_type.compute(&unwritten[32..]);
@@ -598,7 +598,7 @@ fn empty_leaves() {
     }
     for tree in [RootId::CSUM_TREE, RootId::UUID_TREE, RootId(256), RootId::TREE_LOG] {
         check(tree, &[]).unwrap_or_else(|corrupt| panic!("{corrupt}"));
-        let ctx = context().expecting(Expected { first_key: Some(Key::MIN), ..Expected::default() });
+        let ctx = context().expecting(ExpectedBlock { first_key: Some(Key::MIN), ..ExpectedBlock::default() });
         check_node(&leaf(tree, &[]), &ctx).expect_err("not a root");
     }
 }

@@ -2,9 +2,9 @@
 //! survive decoding and encoding, and the hashes in keys equal the computed hashes.
 
 use crate::common::{Image, cannot_run, fill_richly, items, kernel_image};
-use ubtrfs_format::check::{CheckContext, Expected, check_node};
+use ubtrfs_format::check::{CheckContext, ExpectedBlock, check_node};
 use ubtrfs_format::hash::{extent_data_ref_hash, extref_hash, name_hash};
-use ubtrfs_format::item::{DirEntry, ExtentDataRef, ExtentItem, FileExtent, InlineRef, InodeExtref, InodeItem};
+use ubtrfs_format::item::{DirItem, ExtentDataRef, ExtentItem, FileExtent, InlineRef, InodeExtref, InodeItem};
 use ubtrfs_format::item::{InodeRef, RootItem, RootRef};
 use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE};
 use ubtrfs_format::{KeyType, Logical, RootId, check_superblock};
@@ -36,7 +36,7 @@ fn blocks_of_the_kernel_pass_the_checks_and_survive_decoding_and_encoding() {
         assert_eq!(image.superblock.encode_with_csum(), image.superblock_raw);
         let ctx = CheckContext::new(&image.superblock);
         image.walk_all(&mut |tree, raw| {
-            check_node(raw, &ctx.expecting(Expected { tree: Some(tree), ..Expected::default() }))
+            check_node(raw, &ctx.expecting(ExpectedBlock { tree: Some(tree), ..ExpectedBlock::default() }))
                 .unwrap_or_else(|corrupt| panic!("{corrupt}"));
             for (key, data) in items(raw) {
                 *types.entry(key.item_type).or_default() += 1;
@@ -53,7 +53,7 @@ fn blocks_of_the_kernel_pass_the_checks_and_survive_decoding_and_encoding() {
                         }
                     }
                     KeyType::DIR_ITEM | KeyType::DIR_INDEX | KeyType::XATTR_ITEM => {
-                        for entry in DirEntry::decode_all(data).expect("entries") {
+                        for entry in DirItem::decode_all(data).expect("entries") {
                             if key.item_type != KeyType::DIR_INDEX {
                                 assert_eq!(name_hash(&entry.name), key.offset);
                             }
@@ -110,7 +110,7 @@ fn a_flipped_byte_is_an_error_and_never_a_panic() {
         }
         let bytenr = ubtrfs_format::node::NodeView::new(raw).expect("a block").bytenr();
         let ctx = CheckContext::new(&image.superblock);
-        let expected = Expected { tree: Some(tree), bytenr: Some(bytenr), ..Expected::default() };
+        let expected = ExpectedBlock { tree: Some(tree), bytenr: Some(bytenr), ..ExpectedBlock::default() };
         let (with_csum, without) = (ctx.expecting(expected), ctx.expecting(expected).with_csum(false));
         let mut raw = raw.to_vec();
         let gap = unused_bytes(&raw);
@@ -150,7 +150,7 @@ fn decode_everything(raw: &[u8]) {
         let _ = InodeItem::decode(data);
         let _ = InodeRef::decode_all(data);
         let _ = InodeExtref::decode_all(data);
-        let _ = DirEntry::decode_all(data);
+        let _ = DirItem::decode_all(data);
         let _ = FileExtent::decode(data);
         let _ = RootItem::decode_any(data);
         let _ = RootRef::decode(data);
@@ -170,13 +170,20 @@ fn a_tree_of_another_owner_or_address_is_refused() {
     let ctx = CheckContext::new(&image.superblock);
     let check = |expected| check_node(&raw, &ctx.expecting(expected));
     let here = Logical(image.superblock.root.0);
-    check(Expected { bytenr: Some(here), tree: Some(RootId::ROOT_TREE), level: Some(0), ..Expected::default() })
-        .expect("the root tree");
-    check(Expected { tree: Some(RootId::EXTENT_TREE), ..Expected::default() }).expect_err("wrong owner");
-    check(Expected { tree: Some(RootId::FS_TREE), ..Expected::default() }).expect_err("not a subvolume");
-    check(Expected { bytenr: Some(Logical(here.0 + 16384)), ..Expected::default() }).expect_err("wrong address");
-    check(Expected { level: Some(1), ..Expected::default() }).expect_err("wrong level");
-    check(Expected { generation: Some(ubtrfs_format::Generation(1)), ..Expected::default() })
+    check(ExpectedBlock {
+        bytenr: Some(here),
+        tree: Some(RootId::ROOT_TREE),
+        level: Some(0),
+        ..ExpectedBlock::default()
+    })
+    .expect("the root tree");
+    check(ExpectedBlock { tree: Some(RootId::EXTENT_TREE), ..ExpectedBlock::default() }).expect_err("wrong owner");
+    check(ExpectedBlock { tree: Some(RootId::FS_TREE), ..ExpectedBlock::default() }).expect_err("not a subvolume");
+    check(ExpectedBlock { bytenr: Some(Logical(here.0 + 16384)), ..ExpectedBlock::default() })
+        .expect_err("wrong address");
+    check(ExpectedBlock { level: Some(1), ..ExpectedBlock::default() }).expect_err("wrong level");
+    check(ExpectedBlock { generation: Some(ubtrfs_format::Generation(1)), ..ExpectedBlock::default() })
         .expect_err("wrong generation");
-    check(Expected { first_key: Some(ubtrfs_format::Key::MIN), ..Expected::default() }).expect_err("wrong first key");
+    check(ExpectedBlock { first_key: Some(ubtrfs_format::Key::MIN), ..ExpectedBlock::default() })
+        .expect_err("wrong first key");
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::common::{Image, cannot_run, fill_richly, kernel_image, run};
-use ubtrfs_format::item::{DirEntry, ExtentDataRef, ExtentFlags, ExtentItem, InlineRef, TreeBlockInfo};
+use ubtrfs_format::item::{DirItem, ExtentDataRef, ExtentFlags, ExtentItem, InlineRef, TreeBlockInfo};
 use ubtrfs_format::node::{LeafBuilder, NodeHeader, NodeView, finish_block};
 use ubtrfs_format::print::{PrintOptions, node_json, print_node, print_superblock, superblock_json};
 use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, RootId};
@@ -38,7 +38,7 @@ fn unusual_items() -> Items {
         put(500 + u64::from(mode), KeyType::INODE_ITEM, 7, inode);
     }
     let entry = |location: Key, file_type: u8, name: &[u8], data: &[u8]| {
-        let entry = DirEntry { location, transid: Generation(9), file_type, name: name.to_vec(), data: data.to_vec() };
+        let entry = DirItem { location, transid: Generation(9), file_type, name: name.to_vec(), data: data.to_vec() };
         let mut out = Vec::new();
         entry.encode_into(&mut out);
         out

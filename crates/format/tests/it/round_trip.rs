@@ -102,12 +102,12 @@ proptest! {
     #[test]
     fn dir_entries_survive(entries in vec((key(), any::<u64>(), any::<u8>(), name(), name()), 0..5)) {
         let entry = |(location, transid, file_type, name, data)| {
-            DirEntry { location, transid: Generation(transid), file_type, name, data }
+            DirItem { location, transid: Generation(transid), file_type, name, data }
         };
-        let entries: Vec<DirEntry> = entries.into_iter().map(entry).collect();
+        let entries: Vec<DirItem> = entries.into_iter().map(entry).collect();
         let mut raw = Vec::new();
         entries.iter().for_each(|entry| entry.encode_into(&mut raw));
-        prop_assert_eq!(DirEntry::decode_all(&raw).unwrap(), entries);
+        prop_assert_eq!(DirItem::decode_all(&raw).unwrap(), entries);
     }
 
     #[test]
@@ -219,7 +219,7 @@ proptest! {
     #[test]
     fn no_bytes_make_a_decoder_panic(kind: u8, raw in vec(any::<u8>(), 0..300)) {
         let key = Key::new(1, KeyType(kind), 3);
-        let _ = (InodeRef::decode_all(&raw), InodeExtref::decode_all(&raw), DirEntry::decode_all(&raw));
+        let _ = (InodeRef::decode_all(&raw), InodeExtref::decode_all(&raw), DirItem::decode_all(&raw));
         let _ = (FileExtent::decode(&raw), RootRef::decode(&raw), RootItem::decode_any(&raw));
         let _ = (ExtentItem::decode(KeyType::EXTENT_ITEM, &raw), ExtentItem::decode(KeyType::METADATA_ITEM, &raw));
         let _ = (InlineRef::decode_keyed(&key, &raw), ChunkItem::decode(&raw));

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use ubtrfs_format::hash::name_hash;
-use ubtrfs_format::item::{DirEntry, FileType, InodeFlags, NAME_LEN_MAX, Timespec};
+use ubtrfs_format::item::{DirItem, FileType, InodeFlags, NAME_LEN_MAX, Timespec};
 use ubtrfs_format::{Ino, Key, KeyType};
 use ubtrfs_transaction::lock_rank::WriteGuard;
 use ubtrfs_transaction::{Geometry, QuotaReservation, Tree};
@@ -77,9 +77,9 @@ pub(crate) fn read(tree: &Tree, ino: Ino, name: &[u8]) -> Result<Option<Vec<u8>>
     Ok(entries.into_iter().find(|entry| entry.name == name).map(|entry| entry.data))
 }
 
-fn entry(name: &[u8], value: Vec<u8>) -> DirEntry {
+fn entry(name: &[u8], value: Vec<u8>) -> DirItem {
     let file_type = FileType::Xattr as u8;
-    DirEntry { location: Key::MIN, transid: PENDING, file_type, name: name.to_vec(), data: value }
+    DirItem { location: Key::MIN, transid: PENDING, file_type, name: name.to_vec(), data: value }
 }
 
 /// Plans an attribute of a new inode that has no attribute with this name hash yet.
@@ -106,7 +106,7 @@ pub(crate) fn plan_set(
     let at = entries.iter().position(|entry| entry.name == name);
     // A value that is too large for any item is refused before the flags are checked.
     let value_bytes = value.as_ref().map_or(0, Vec::len);
-    if DirEntry::HEADER_SIZE.saturating_add(name.len()).saturating_add(value_bytes) > dir_item::max_item_bytes(geometry)
+    if DirItem::HEADER_SIZE.saturating_add(name.len()).saturating_add(value_bytes) > dir_item::max_item_bytes(geometry)
     {
         return Err(Error::ItemFull);
     }
@@ -211,7 +211,7 @@ impl Fs {
         loop {
             let items = inode.home.tree.range(&start, &end, 64)?;
             for (_, item) in &items {
-                let entries = DirEntry::decode_all(item).map_err(in_tree(&inode.home.tree))?;
+                let entries = DirItem::decode_all(item).map_err(in_tree(&inode.home.tree))?;
                 for entry in entries {
                     room = room.saturating_sub(entry.name.len().saturating_add(1));
                     names.push(entry.name);

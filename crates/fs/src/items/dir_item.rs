@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::hash::{extref_hash, name_hash};
-use ubtrfs_format::item::{DirEntry, DirEntryView, FileType, InodeExtref, InodeRef, is_entry_name};
+use ubtrfs_format::item::{DirItem, DirItemView, FileType, InodeExtref, InodeRef, is_entry_name};
 use ubtrfs_format::node::{ITEM_HEAD_SIZE, item_len_max};
 use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId, objectid};
 use ubtrfs_transaction::{Geometry, ItemRef, TransHandle, Tree, TreeChanges};
@@ -33,7 +33,7 @@ pub(crate) enum ItemChange {
     Delete(Key),
     /// Puts an item that holds these entries. In entries of transaction [`PENDING`], the operation's transaction
     /// replaces [`PENDING`].
-    PutEntries(Key, Vec<DirEntry>),
+    PutEntries(Key, Vec<DirItem>),
 }
 
 /// Puts planned changes. In entries of transaction [`PENDING`], this operation's transaction replaces [`PENDING`].
@@ -54,7 +54,7 @@ impl ItemChange {
             Self::Put(key, value) => (key, Some(value)),
             Self::Delete(key) => (key, None),
             Self::PutEntries(key, mut entries) => {
-                let mut value = Vec::with_capacity(entries.len().saturating_mul(DirEntry::HEADER_SIZE + 32));
+                let mut value = Vec::with_capacity(entries.len().saturating_mul(DirItem::HEADER_SIZE + 32));
                 for entry in &mut entries {
                     if entry.transid == PENDING {
                         entry.transid = transid;
@@ -155,25 +155,25 @@ pub(crate) fn in_tree(tree: &Tree) -> impl FnOnce(ubtrfs_format::FormatError) ->
 }
 
 /// The entries of a `DIR_ITEM` or `XATTR_ITEM`; empty if the item does not exist.
-pub(crate) fn read_entries(tree: &Tree, key: &Key) -> Result<Vec<DirEntry>> {
+pub(crate) fn read_entries(tree: &Tree, key: &Key) -> Result<Vec<DirItem>> {
     match tree.get(key)? {
-        Some(item) => DirEntry::decode_all(&item).map_err(in_tree(tree)),
+        Some(item) => DirItem::decode_all(&item).map_err(in_tree(tree)),
         None => Ok(Vec::new()),
     }
 }
 
 /// Finds the entry of a name.
-pub(crate) fn find_entry<'n>(tree: &Tree, dir: Ino, name: impl Into<HashedName<'n>>) -> Result<Option<DirEntry>> {
+pub(crate) fn find_entry<'n>(tree: &Tree, dir: Ino, name: impl Into<HashedName<'n>>) -> Result<Option<DirItem>> {
     let name = name.into();
     let Some(item) = tree.get(&dir_item_key(dir, name))? else { return Ok(None) };
     let found = view_of(tree, &item, name.bytes)?;
-    Ok(found.map(DirEntryView::to_owned))
+    Ok(found.map(DirItemView::to_owned))
 }
 
 /// Finds the entry of a name in an item.
-fn view_of<'i>(tree: &Tree, item: &'i [u8], name: &[u8]) -> Result<Option<DirEntryView<'i>>> {
-    let is_wanted = |entry: &_| !matches!(entry, Ok(DirEntryView { name: found, .. }) if *found != name);
-    DirEntryView::all(item).find(is_wanted).transpose().map_err(in_tree(tree))
+fn view_of<'i>(tree: &Tree, item: &'i [u8], name: &[u8]) -> Result<Option<DirItemView<'i>>> {
+    let is_wanted = |entry: &_| !matches!(entry, Ok(DirItemView { name: found, .. }) if *found != name);
+    DirItemView::all(item).find(is_wanted).transpose().map_err(in_tree(tree))
 }
 
 /// The index of the next entry of a directory.
@@ -236,12 +236,12 @@ impl<'n> NameSlot<'n> {
     /// for encoding, which callers reuse.
     pub(crate) fn put_add(&self, changes: &mut TreeChanges<'_>, target: (Key, u8), index: u64, buf: &mut Vec<u8>) {
         buf.clear();
-        DirEntry::append(buf, target, changes.generation(), self.name, &[]);
+        DirItem::append(buf, target, changes.generation(), self.name, &[]);
         changes.put(Key::new(self.key.objectid, KeyType::DIR_INDEX, index), &*buf);
         if let Some(item) = &self.item {
             buf.clear();
             buf.extend_from_slice(item);
-            DirEntry::append(buf, target, changes.generation(), self.name, &[]);
+            DirItem::append(buf, target, changes.generation(), self.name, &[]);
         }
         changes.put(self.key, &*buf);
     }
@@ -263,21 +263,21 @@ impl<'n> NameSlot<'n> {
     pub(crate) fn plan_remove(self, changes: &mut Vec<ItemChange>, tree: &Tree, index: u64) -> Result<()> {
         // Avoid decoding the entries if the name shares its hash with no other name, which is the usual case.
         let is_alone =
-            self.item.as_ref().is_some_and(|item| item.len() == DirEntry::HEADER_SIZE.saturating_add(self.name.len()));
+            self.item.as_ref().is_some_and(|item| item.len() == DirItem::HEADER_SIZE.saturating_add(self.name.len()));
         let entries = if is_alone { Vec::new() } else { self.entries(tree)? };
         plan_no_entry(changes, (self.key, entries), self.name, index);
         Ok(())
     }
 
-    fn entries(&self, tree: &Tree) -> Result<Vec<DirEntry>> {
-        self.item.as_ref().map_or(Ok(Vec::new()), |item| DirEntry::decode_all(item).map_err(in_tree(tree)))
+    fn entries(&self, tree: &Tree) -> Result<Vec<DirItem>> {
+        self.item.as_ref().map_or(Ok(Vec::new()), |item| DirItem::decode_all(item).map_err(in_tree(tree)))
     }
 }
 
 /// Fails if a `DIR_ITEM` of this size has no room for another name.
 fn check_room(item_bytes: usize, name: &[u8], geometry: &Geometry) -> Result<()> {
     if item_bytes > 0
-        && item_bytes.saturating_add(DirEntry::HEADER_SIZE).saturating_add(name.len()) > max_extended_bytes(geometry)
+        && item_bytes.saturating_add(DirItem::HEADER_SIZE).saturating_add(name.len()) > max_extended_bytes(geometry)
     {
         return Err(Error::Overflow);
     }
@@ -288,13 +288,13 @@ fn check_room(item_bytes: usize, name: &[u8], geometry: &Geometry) -> Result<()>
 fn plan_entry(
     changes: &mut Vec<ItemChange>,
     geometry: &Geometry,
-    (key, mut entries): (Key, Vec<DirEntry>),
+    (key, mut entries): (Key, Vec<DirItem>),
     name: &[u8],
     (location, file_type): (Key, u8),
     index: u64,
 ) -> Result<()> {
     check_room(entries.iter().map(entry_bytes).sum(), name, geometry)?;
-    let entry = DirEntry { location, transid: PENDING, file_type, name: name.to_vec(), data: Vec::new() };
+    let entry = DirItem { location, transid: PENDING, file_type, name: name.to_vec(), data: Vec::new() };
     changes.push(ItemChange::PutEntries(dir_index_key(Ino(key.objectid), index), vec![entry.clone()]));
     entries.push(entry);
     changes.push(ItemChange::PutEntries(key, entries));
@@ -302,7 +302,7 @@ fn plan_entry(
 }
 
 /// Plans the changes for a removed name: its entry in the `DIR_ITEM` and its `DIR_INDEX` item are deleted.
-fn plan_no_entry(changes: &mut Vec<ItemChange>, (key, mut entries): (Key, Vec<DirEntry>), name: &[u8], index: u64) {
+fn plan_no_entry(changes: &mut Vec<ItemChange>, (key, mut entries): (Key, Vec<DirItem>), name: &[u8], index: u64) {
     entries.retain(|entry| entry.name != name);
     changes.push(if entries.is_empty() { ItemChange::Delete(key) } else { ItemChange::PutEntries(key, entries) });
     changes.push(ItemChange::Delete(dir_index_key(Ino(key.objectid), index)));
@@ -337,8 +337,8 @@ pub(crate) fn put_new_ref(
     changes.put(ref_key(ino, dir), &*buf);
 }
 
-pub(crate) fn entry_bytes(entry: &DirEntry) -> usize {
-    DirEntry::HEADER_SIZE.saturating_add(entry.name.len()).saturating_add(entry.data.len())
+pub(crate) fn entry_bytes(entry: &DirItem) -> usize {
+    DirItem::HEADER_SIZE.saturating_add(entry.name.len()).saturating_add(entry.data.len())
 }
 
 /// Plans the changes that remove the entry with this name and index.
@@ -358,7 +358,7 @@ pub(crate) fn find_index(tree: &Tree, dir: Ino, name: &[u8]) -> Result<Option<u6
         let Some((last, _)) = items.last() else { return Ok(None) };
         let Some(next) = last.successor() else { return Ok(None) };
         for (key, item) in &items {
-            if DirEntry::decode_all(item).map_err(in_tree(tree))?.iter().any(|entry| entry.name == name) {
+            if DirItem::decode_all(item).map_err(in_tree(tree))?.iter().any(|entry| entry.name == name) {
                 return Ok(Some(key.offset));
             }
         }
@@ -472,7 +472,7 @@ fn planned<'c>(changes: &'c [ItemChange], key: &Key) -> Option<Option<&'c [u8]>>
     })
 }
 
-fn planned_entries(changes: &[ItemChange], tree: &Tree, key: &Key) -> Result<Vec<DirEntry>> {
+fn planned_entries(changes: &[ItemChange], tree: &Tree, key: &Key) -> Result<Vec<DirItem>> {
     let last = changes.iter().rev().find_map(|change| match change {
         ItemChange::PutEntries(changed, entries) if changed == key => Some(entries.clone()),
         ItemChange::Delete(changed) if changed == key => Some(Vec::new()),
@@ -552,7 +552,7 @@ impl IndexBatch {
         let mut bad_name = false;
         let count =
             tree.visit(&dir_index_key(dir.ino, index), &dir_index_key(dir.ino, u64::MAX), limit, |key, item| {
-                match DirEntryView::all(item).next() {
+                match DirItemView::all(item).next() {
                     // The tree checker refuses invalid names on disk, but delayed items were not checked.
                     Some(Ok(entry)) if !is_entry_name(entry.name) => bad_name = true,
                     Some(Ok(entry)) => self.add(key.offset, &entry),
@@ -566,7 +566,7 @@ impl IndexBatch {
         failure.map_or(Ok(count), |error| Err(in_tree(tree)(error)))
     }
 
-    fn add(&mut self, index: u64, entry: &DirEntryView<'_>) {
+    fn add(&mut self, index: u64, entry: &DirItemView<'_>) {
         let start = self.names.len();
         self.names.extend_from_slice(entry.name);
         let (location, file_type, name) = (entry.location, entry.file_type, start..self.names.len());

@@ -26,7 +26,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use ubtrfs_format::item::{Compression, DirEntry, FileExtentBody, FileType, InodeExtref, InodeItem, InodeRef};
+use ubtrfs_format::item::{Compression, DirItem, FileExtentBody, FileType, InodeExtref, InodeItem, InodeRef};
 use ubtrfs_format::{Ino, Key, KeyType, RootId, objectid};
 use ubtrfs_space::RangeSet;
 use ubtrfs_transaction::lock_rank::Alone;
@@ -116,7 +116,7 @@ impl Replay<'_> {
                 KeyType::INODE_REF => replay.inode_ref(key, item),
                 KeyType::INODE_EXTREF => replay.inode_extref(key, item),
                 KeyType::XATTR_ITEM => {
-                    DirEntry::decode_all(item).map_err(in_tree(replay.log))?;
+                    DirItem::decode_all(item).map_err(in_tree(replay.log))?;
                     replay.op.put(replay.tree, *key, item);
                     Ok(())
                 }
@@ -214,7 +214,7 @@ impl Replay<'_> {
     fn remove_xattrs(&self, ino: Ino) -> Result<()> {
         let (start, end) = items_of(ino, KeyType::XATTR_ITEM);
         for (key, item) in self.tree.range(&start, &end, usize::MAX)? {
-            let mut entries = DirEntry::decode_all(&item).map_err(in_tree(self.tree))?;
+            let mut entries = DirItem::decode_all(&item).map_err(in_tree(self.tree))?;
             let logged = dir_item::read_entries(self.log, &key)?;
             let nr_before = entries.len();
             entries.retain(|entry| logged.iter().any(|kept| kept.name == entry.name));
@@ -253,14 +253,14 @@ impl Replay<'_> {
         &mut self,
         dir: Ino,
         indexes: RangeInclusive<u64>,
-        is_kept: impl Fn(&Tree, &Key, &DirEntry) -> Result<bool>,
+        is_kept: impl Fn(&Tree, &Key, &DirItem) -> Result<bool>,
     ) -> Result<()> {
         let (mut first, last) = indexes.into_inner();
         while first <= last {
             let (start, end) = (dir_item::dir_index_key(dir, first), dir_item::dir_index_key(dir, last));
             let items = self.tree.range(&start, &end, STEP)?;
             for (key, item) in &items {
-                for entry in DirEntry::decode_all(item).map_err(in_tree(self.tree))? {
+                for entry in DirItem::decode_all(item).map_err(in_tree(self.tree))? {
                     if !is_kept(self.log, key, &entry)? {
                         self.unlink(dir, &entry, key.offset)?;
                     }
@@ -293,7 +293,7 @@ impl Replay<'_> {
     // Names.
 
     /// Removes a name. `count_links` later counts the links of the inode.
-    fn unlink(&mut self, dir: Ino, entry: &DirEntry, index: u64) -> Result<()> {
+    fn unlink(&mut self, dir: Ino, entry: &DirItem, index: u64) -> Result<()> {
         let Some(child) = child_of(entry) else { return Ok(()) };
         let mut changes = Vec::new();
         dir_item::plan_remove_ref(&mut changes, self.tree, child, dir, &entry.name)?;
@@ -334,7 +334,7 @@ impl Replay<'_> {
     }
 
     /// The entry of a name in the subvolume, with its index.
-    fn find(&self, dir: Ino, name: &[u8]) -> Result<Option<(DirEntry, u64)>> {
+    fn find(&self, dir: Ino, name: &[u8]) -> Result<Option<(DirItem, u64)>> {
         let Some(entry) = dir_item::find_entry(self.tree, dir, name)? else { return Ok(None) };
         let by_ref = match child_of(&entry) {
             Some(child) => self.index_in_refs(self.tree, child, dir, name)?,
@@ -382,7 +382,7 @@ impl Replay<'_> {
         if !self.is_dir(dir)? {
             return Ok(());
         }
-        for entry in DirEntry::decode_all(item).map_err(in_tree(self.log))? {
+        for entry in DirItem::decode_all(item).map_err(in_tree(self.log))? {
             let Some(child) = child_of(&entry) else { continue };
             if self.passed_over.contains(&child) || self.inode_item(child)?.is_none() {
                 continue;
@@ -542,7 +542,7 @@ fn file_type(item: &InodeItem) -> u32 {
 }
 
 /// The inode that an entry points to; `None` for a subvolume.
-fn child_of(entry: &DirEntry) -> Option<Ino> {
+fn child_of(entry: &DirItem) -> Option<Ino> {
     (entry.location.item_type == KeyType::INODE_ITEM).then_some(Ino(entry.location.objectid))
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ubtrfs_format::item::{
-    Compression, DirEntry, FileExtent, FileExtentBody, FileType, InodeFlags, InodeItem, Timespec,
+    Compression, DirItem, FileExtent, FileExtentBody, FileType, InodeFlags, InodeItem, Timespec,
 };
 use ubtrfs_format::{Ino, Key, KeyType, objectid};
 use ubtrfs_transaction::TreeChanges;
@@ -60,7 +60,7 @@ impl Fs {
         let time = Timespec::now();
         let draft = self.draft(&dir_inode, &mut dir_state, new, caller, time)?;
         let ino = draft.inode.id.ino;
-        let mut buf = Vec::with_capacity(DirEntry::HEADER_SIZE.saturating_add(name.bytes.len()));
+        let mut buf = Vec::with_capacity(DirItem::HEADER_SIZE.saturating_add(name.bytes.len()));
 
         let mut state = draft.lock();
         // Insert the inode with its count of users before its items are visible: a thread that removes the inode's last
@@ -281,7 +281,7 @@ impl Draft {
             if let ItemChange::PutEntries(key, entries) = change {
                 let mut value = Vec::new();
                 for entry in entries {
-                    DirEntry { transid: put.generation(), ..entry.clone() }.encode_into(&mut value);
+                    DirItem { transid: put.generation(), ..entry.clone() }.encode_into(&mut value);
                 }
                 put.put(*key, value);
             }

@@ -231,7 +231,7 @@ impl Fs {
 }
 
 /// The error for an entry whose inode does not exist.
-fn dangling(entry: &ubtrfs_format::item::DirEntry) -> Error {
+fn dangling(entry: &ubtrfs_format::item::DirItem) -> Error {
     dir_item::corrupt("location", entry.location.objectid, "expected an inode that exists")
 }
 

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use ubtrfs_format::item::{DirEntry, Timespec};
+use ubtrfs_format::item::{DirItem, Timespec};
 use ubtrfs_format::{Ino, RootId};
 use ubtrfs_transaction::{MetadataReservation, QuotaReservation};
 
@@ -26,7 +26,7 @@ use crate::types::{Caller, InodeId, NewInode, RenameFlags, mode};
 pub(crate) struct End<'n> {
     pub(crate) dir: Arc<Inode>,
     pub(crate) name: &'n [u8],
-    pub(crate) entry: Option<DirEntry>,
+    pub(crate) entry: Option<DirItem>,
     pub(crate) inode: Option<Arc<Inode>>,
     /// The subvolume that the name leads to; `None` if the name does not lead to another subvolume.
     pub(crate) subvolume: Option<RootId>,
@@ -297,7 +297,7 @@ impl Fs {
 }
 
 impl End<'_> {
-    fn found(&self) -> Result<(&Arc<Inode>, &DirEntry)> {
+    fn found(&self) -> Result<(&Arc<Inode>, &DirItem)> {
         self.inode.as_ref().zip(self.entry.as_ref()).ok_or(Error::NotFound)
     }
 }

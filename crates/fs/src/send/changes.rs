@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ubtrfs_format::item::{Compression, DirEntry, FileExtentBody, FileType, InodeItem};
+use ubtrfs_format::item::{Compression, DirItem, FileExtentBody, FileType, InodeItem};
 use ubtrfs_format::print::escaped;
 use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
 use ubtrfs_transaction::Job;
@@ -299,7 +299,7 @@ fn note(fs: &Fs, (old, new): (&SentTree, &SentTree), kept: &mut CommonInode, cha
         KeyType::XATTR_ITEM => {
             let entries = |tree: &SentTree, item: &Option<Item>| -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
                 let Some(item) = item else { return Ok(BTreeMap::new()) };
-                let entries = DirEntry::decode_all(item).map_err(|cause| tree.corrupt(cause))?;
+                let entries = DirItem::decode_all(item).map_err(|cause| tree.corrupt(cause))?;
                 Ok(entries.into_iter().map(|entry| (entry.name, entry.data)).collect())
             };
             let (before, after) = (entries(old, &change.old)?, entries(new, &change.new)?);

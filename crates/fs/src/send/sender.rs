@@ -20,7 +20,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use ubtrfs_format::item::{DirEntry, FileType, InodeFlags, InodeItem};
+use ubtrfs_format::item::{DirItem, FileType, InodeFlags, InodeItem};
 use ubtrfs_format::{Ino, Key, KeyType};
 use ubtrfs_stream::{Command, Version};
 use ubtrfs_tree::{Diff, ItemChange, NodeSource};
@@ -398,7 +398,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         let Some(begun) = &mut current.begun else { return Ok(()) };
         let entries = |tree: &SentTree, item: &Option<ubtrfs_tree::Item>| -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
             let Some(item) = item else { return Ok(BTreeMap::new()) };
-            let entries = DirEntry::decode_all(item).map_err(|cause| tree.corrupt(cause))?;
+            let entries = DirItem::decode_all(item).map_err(|cause| tree.corrupt(cause))?;
             Ok(entries.into_iter().map(|entry| (entry.name, entry.data)).collect())
         };
         let before = entries(self.old.unwrap_or(self.new), &change.old)?;

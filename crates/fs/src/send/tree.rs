@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use ubtrfs_error::Error as EngineError;
-use ubtrfs_format::item::{DirEntry, FileType, InodeExtref, InodeItem, InodeRef, RootFlags, RootItem, is_entry_name};
+use ubtrfs_format::item::{DirItem, FileType, InodeExtref, InodeItem, InodeRef, RootFlags, RootItem, is_entry_name};
 use ubtrfs_format::{Corrupt, FormatError, Generation, Ino, Key, KeyType, RootId};
 use ubtrfs_transaction::CommittedTree;
 use ubtrfs_tree::{Cursor, Item, NodeSource, RootPtr, get};
@@ -220,7 +220,7 @@ impl SentTree {
         let mut children = Vec::new();
         let (start, end) = (Key::new(dir, KeyType::DIR_INDEX, 0), Key::new(dir, KeyType::DIR_INDEX, u64::MAX));
         self.visit(&start, &end, |_, item| {
-            for entry in DirEntry::decode_all(item).map_err(|cause| self.corrupt(cause))? {
+            for entry in DirItem::decode_all(item).map_err(|cause| self.corrupt(cause))? {
                 if let EntryTarget::Inode(ino) = target_of(&entry.location)? {
                     children.push(ino.0);
                 }
@@ -234,14 +234,14 @@ impl SentTree {
     pub(super) fn has_root_name(&self, name: &[u8]) -> Result<bool> {
         let key = Key::new(Ino::ROOT_DIR.0, KeyType::DIR_ITEM, ubtrfs_format::hash::name_hash(name));
         let Some(item) = self.get(&key)? else { return Ok(false) };
-        Ok(DirEntry::decode_all(&item).map_err(|cause| self.corrupt(cause))?.iter().any(|entry| entry.name == name))
+        Ok(DirItem::decode_all(&item).map_err(|cause| self.corrupt(cause))?.iter().any(|entry| entry.name == name))
     }
 
     /// The value of an extended attribute.
     pub(super) fn xattr(&self, ino: u64, name: &[u8]) -> Result<Option<Vec<u8>>> {
         let key = Key::new(ino, KeyType::XATTR_ITEM, ubtrfs_format::hash::name_hash(name));
         let Some(item) = self.get(&key)? else { return Ok(None) };
-        let entries = DirEntry::decode_all(&item).map_err(|cause| self.corrupt(cause))?;
+        let entries = DirItem::decode_all(&item).map_err(|cause| self.corrupt(cause))?;
         Ok(entries.into_iter().find(|entry| entry.name == name).map(|entry| entry.data))
     }
 }

@@ -12,7 +12,7 @@
 
 use ubtrfs_format::clock::new_uuid;
 use ubtrfs_format::hash::name_hash;
-use ubtrfs_format::item::{DirEntry, FileType, InodeRef, QgroupLimit, RootRef, Timespec};
+use ubtrfs_format::item::{DirItem, FileType, InodeRef, QgroupLimit, RootRef, Timespec};
 use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
 use ubtrfs_transaction::{MetadataReservation, NewContent, NewSubvolume, QgroupId, race_point};
 
@@ -274,7 +274,7 @@ impl Fs {
         entries.retain(|entry| entry.name != DEFAULT);
         let file_type = FileType::Directory as u8;
         let (transid, name) = (dir_item::PENDING, DEFAULT.to_vec());
-        entries.push(DirEntry { location, transid, file_type, name, data: Vec::new() });
+        entries.push(DirItem { location, transid, file_type, name, data: Vec::new() });
         self.engine.note_default_subvolume();
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, &roots, vec![ItemChange::PutEntries(key, entries)]);

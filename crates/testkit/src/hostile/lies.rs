@@ -5,7 +5,7 @@
 //! I1. A leaf that has no room for a change keeps its old content.
 
 use ubtrfs_format::hash::name_hash;
-use ubtrfs_format::item::DirEntry;
+use ubtrfs_format::item::DirItem;
 use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE};
 use ubtrfs_format::{Key, KeyType};
 
@@ -58,14 +58,14 @@ pub(super) fn tell(raw: &mut Vec<u8>, mutation: Mutation) {
 /// Returns the names of directory entries in a leaf.
 fn names(items: &Items) -> Vec<Vec<u8>> {
     let of_entries = items.iter().filter(|(key, _)| matches!(key.item_type, KeyType::DIR_ITEM | KeyType::DIR_INDEX));
-    of_entries.filter_map(|(_, data)| DirEntry::decode_all(data).ok()).flatten().map(|entry| entry.name).collect()
+    of_entries.filter_map(|(_, data)| DirItem::decode_all(data).ok()).flatten().map(|entry| entry.name).collect()
 }
 
 /// Changes every directory entry whose name is `name`, in its `DIR_ITEM` and its `DIR_INDEX`. Updates the hash in the
 /// key of a `DIR_ITEM` that has only this entry.
-fn edit_entries(items: &mut Items, name: &[u8], edit: impl Fn(&mut DirEntry)) {
+fn edit_entries(items: &mut Items, name: &[u8], edit: impl Fn(&mut DirItem)) {
     for (key, data) in items.iter_mut() {
-        let Ok(mut entries) = DirEntry::decode_all(data) else { continue };
+        let Ok(mut entries) = DirItem::decode_all(data) else { continue };
         if !matches!(key.item_type, KeyType::DIR_ITEM | KeyType::DIR_INDEX)
             || !entries.iter().any(|entry| entry.name == name)
         {

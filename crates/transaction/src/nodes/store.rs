@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::RwLock;
 use ubtrfs_device::AlignedBuf;
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::check::{CheckContext, Expected, check_node};
+use ubtrfs_format::check::{CheckContext, ExpectedBlock, check_node};
 use ubtrfs_format::superblock::Incompat;
 use ubtrfs_format::{Corrupt, FormatError, Generation, Logical};
 use ubtrfs_tree::{CacheStats, Node, NodeCache, NodePtr, NodeSource};
@@ -159,7 +159,7 @@ impl NodeStore {
         self.has_simple_quotas.store(true, Ordering::Release);
     }
 
-    fn check_context(&self, expected: Expected) -> CheckContext {
+    fn check_context(&self, expected: ExpectedBlock) -> CheckContext {
         let limit = Generation(self.generation_limit.load(Ordering::Acquire));
         let mut incompat = self.check.incompat;
         incompat.set(Incompat::SIMPLE_QUOTA, self.has_simple_quotas.load(Ordering::Acquire));
@@ -168,7 +168,7 @@ impl NodeStore {
 
     /// The check that every block passes before it is written.
     pub(crate) fn check_before_write(&self, raw: &[u8]) -> Result<(), Corrupt> {
-        check_node(raw, &self.check_context(Expected::default()).with_csum(false))
+        check_node(raw, &self.check_context(ExpectedBlock::default()).with_csum(false))
     }
 
     pub(crate) fn cache_stats(&self) -> CacheStats {
@@ -194,7 +194,7 @@ impl NodeStore {
 
     /// Reads a tree block of which only the address is known into `buf`, which has the size of a node.
     pub(crate) fn read_unknown(&self, bytenr: Logical, buf: &mut [u8]) -> Result<()> {
-        let context = self.check_context(Expected { bytenr: Some(bytenr), ..Expected::default() });
+        let context = self.check_context(ExpectedBlock { bytenr: Some(bytenr), ..ExpectedBlock::default() });
         let verify = |_: usize, raw: &[u8]| check_node(raw, &context).map_err(|corrupt| corrupt.cause);
         self.volumes.read(bytenr, buf, self.nodesize, &verify)
     }
@@ -250,7 +250,7 @@ impl NodeStore {
         lock_rank::check_no_operation("I2 of lock_rank: an operation waits for no device");
         let Some(first) = ptrs.first() else { return Ok(()) };
         let context = |ptr: &NodePtr| {
-            self.check_context(Expected {
+            self.check_context(ExpectedBlock {
                 bytenr: Some(ptr.bytenr),
                 level: Some(ptr.level),
                 tree: Some(ptr.tree),

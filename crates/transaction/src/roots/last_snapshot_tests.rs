@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::hash::name_hash;
-use ubtrfs_format::item::{DirEntry, FileType, InodeItem, RootRef, Timespec};
+use ubtrfs_format::item::{DirItem, FileType, InodeItem, RootRef, Timespec};
 use ubtrfs_format::{Ino, Key, KeyType, RootId};
 use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run, second_opinion};
 use ubtrfs_tree::Batch;
@@ -43,7 +43,7 @@ fn snapshot(engine: &Engine, (source, id): (u64, u64), (parent, dir): (u64, u64)
     dir_item.transid = transid;
     let location = Key::new(id, KeyType::ROOT_ITEM, u64::MAX);
     let entry =
-        DirEntry { location, transid, file_type: FileType::Directory as u8, name: name.into(), data: Vec::new() };
+        DirItem { location, transid, file_type: FileType::Directory as u8, name: name.into(), data: Vec::new() };
     let mut bytes = Vec::new();
     entry.encode_into(&mut bytes);
     let mut batch: Batch = vec![

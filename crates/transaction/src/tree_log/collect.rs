@@ -35,7 +35,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::hash::name_hash;
-use ubtrfs_format::item::{DirEntry, InodeItem, InodeRef};
+use ubtrfs_format::item::{DirItem, InodeItem, InodeRef};
 use ubtrfs_format::{Ino, Key, KeyType};
 use ubtrfs_tree::{Batch, Item, Value};
 
@@ -274,7 +274,7 @@ impl<'a> Collector<'a> {
     /// Checks R3: the last commit gives this index to the same name of the inode, or to no name.
     fn check_index(&self, dir: u64, name: &InodeRef, ino: u64) -> Result<(), Stop> {
         let Some(raw) = self.committed(&Key::new(dir, KeyType::DIR_INDEX, name.index))? else { return Ok(()) };
-        for entry in DirEntry::decode_all(&raw)? {
+        for entry in DirItem::decode_all(&raw)? {
             if entry.name != name.name || inode_of(&entry)? != ino {
                 return Err(Stop::Commit("a directory index was reused"));
             }
@@ -320,7 +320,7 @@ impl<'a> Collector<'a> {
     /// Logs a changed entry of a directory that is logged with its entries.
     fn entry(&mut self, key: Key) -> Result<(), Stop> {
         let before = match self.committed(&key)? {
-            Some(raw) => DirEntry::decode_all(&raw)?,
+            Some(raw) => DirItem::decode_all(&raw)?,
             None => Vec::new(),
         };
         let Some(raw) = self.tree.get(&key)? else {
@@ -340,7 +340,7 @@ impl<'a> Collector<'a> {
             }
             return Ok(());
         };
-        let now = DirEntry::decode_all(&raw)?;
+        let now = DirItem::decode_all(&raw)?;
         if !before.is_empty() {
             return Err(Stop::Commit("a directory index was reused"));
         }
@@ -355,11 +355,11 @@ impl<'a> Collector<'a> {
 
 /// The inode that has this name in a directory item.
 fn named(dir_item: &[u8], name: &[u8]) -> Result<Option<u64>, Stop> {
-    DirEntry::decode_all(dir_item)?.iter().find(|entry| entry.name == name).map(inode_of).transpose()
+    DirItem::decode_all(dir_item)?.iter().find(|entry| entry.name == name).map(inode_of).transpose()
 }
 
 /// The inode that an entry points to.
-fn inode_of(entry: &DirEntry) -> Result<u64, Stop> {
+fn inode_of(entry: &DirItem) -> Result<u64, Stop> {
     match entry.location.item_type {
         KeyType::INODE_ITEM => Ok(entry.location.objectid),
         _ => Err(Stop::Commit("the name of a subvolume changed")),

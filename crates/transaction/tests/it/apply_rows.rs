@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::hash::name_hash;
-use ubtrfs_format::item::{DirEntry, InodeItem, InodeRef};
+use ubtrfs_format::item::{DirItem, InodeItem, InodeRef};
 use ubtrfs_format::{Ino, Key, KeyType, RootId};
 use ubtrfs_transaction::{Engine, Metric, OpenOptions, TransHandle, Tree};
 
@@ -95,7 +95,7 @@ impl Bed {
         let op = self.engine.begin(self.engine.reserve(8).unwrap());
         let (generation, name) = (op.generation(), name_of(ino));
         let mode = if is_dir { 0o040_755 } else { 0o100_644 };
-        let entry = DirEntry {
+        let entry = DirItem {
             location: Key::new(ino, KeyType::INODE_ITEM, 0),
             transid: generation,
             file_type: if is_dir { 2 } else { 1 },

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use ubtrfs_device::Device;
-use ubtrfs_format::check::{CheckContext, Expected, check_node};
+use ubtrfs_format::check::{CheckContext, ExpectedBlock, check_node};
 use ubtrfs_format::item::{ChunkItem, DevItem};
 use ubtrfs_format::node::{NodeView, verify_csum};
 use ubtrfs_format::print::PrintOptions;
@@ -176,7 +176,7 @@ impl Blocks {
     }
 
     fn check(&self, raw: &[u8], pointer: &Pointer) -> Option<String> {
-        let expected = Expected {
+        let expected = ExpectedBlock {
             bytenr: Some(pointer.bytenr),
             level: pointer.level,
             tree: pointer.tree,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{
-    Compression, DirEntry, FileExtent, FileExtentBody, InodeItem, InodeRef, RegularExtent, Timespec,
+    Compression, DirItem, FileExtent, FileExtentBody, InodeItem, InodeRef, RegularExtent, Timespec,
 };
 use ubtrfs_format::{Generation, Key, KeyType, Logical};
 use ubtrfs_transaction::{DataExtent, Engine, OpenOptions, TransHandle, Tree};
@@ -63,7 +63,7 @@ pub(crate) fn put_file(op: &TransHandle<'_>, tree: &Tree, ino: u64, name: &str, 
     let mut bytes = Vec::new();
     InodeRef { index, name: name.into() }.encode_into(&mut bytes);
     op.put(tree, Key::new(ino, KeyType::INODE_REF, 256), bytes);
-    let entry = DirEntry {
+    let entry = DirItem {
         location: Key::new(ino, KeyType::INODE_ITEM, 0),
         transid: generation,
         file_type: 1,
