@@ -10,13 +10,13 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// A buffer of fixed capacity, filled from its start.
 pub struct AlignedBuf {
-    pages: Vec<Page>,
+    pages: Vec<AlignedPage>,
     len: usize,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(4096))]
-struct Page([u8; AlignedBuf::ALIGN]);
+struct AlignedPage([u8; AlignedBuf::ALIGN]);
 
 impl AlignedBuf {
     /// Alignment of the memory, and the alignment of addresses and lengths that direct I/O requires.
@@ -26,8 +26,8 @@ impl AlignedBuf {
     /// memory.
     pub fn with_capacity(capacity: usize) -> Self {
         let nr_pages = capacity.div_ceil(Self::ALIGN);
-        let pages = Page::new_vec_zeroed(nr_pages).unwrap_or_else(|_| {
-            std::alloc::handle_alloc_error(std::alloc::Layout::new::<Page>());
+        let pages = AlignedPage::new_vec_zeroed(nr_pages).unwrap_or_else(|_| {
+            std::alloc::handle_alloc_error(std::alloc::Layout::new::<AlignedPage>());
         });
         Self { pages, len: 0 }
     }

@@ -32,10 +32,10 @@ pub const FUSE_RING_HEADER: usize = 288;
 /// A ring with one entry, for one request at a time.
 #[derive(Debug)]
 pub struct FuseRing {
-    queues: Queues<Command>,
+    queues: Queues<FuseSubmission>,
     memory: Option<Mapping>,
     payload_len: usize,
-    owner: Owner,
+    owner: MemoryOwner,
     /// `struct iovec[2]` of header and payload, which the kernel reads when the entry is registered.
     places: Box<[[u64; 2]; 2]>,
     /// Makes the type `!Sync`, because a ring has one user at a time. The type is `Send`, because one thread makes the
@@ -46,7 +46,7 @@ pub struct FuseRing {
 
 /// The side that may access the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Owner {
+enum MemoryOwner {
     Us,
     Kernel,
 }
@@ -64,7 +64,7 @@ impl FuseRing {
         let memory = Mapping::anonymous(HEADER_ROOM + payload_len)?;
         let start = memory.start().as_ptr().expose_provenance() as u64;
         let places = Box::new([[start, FUSE_RING_HEADER as u64], [start + HEADER_ROOM as u64, payload_len as u64]]);
-        let (memory, owner) = (Some(memory), Owner::Us);
+        let (memory, owner) = (Some(memory), MemoryOwner::Us);
         Ok(Self { queues, memory, payload_len, owner, places, not_sync: PhantomData })
     }
 
@@ -76,7 +76,7 @@ impl FuseRing {
     /// Registers the entry with the connection `fuse` for requests of processor `queue`, and waits for the first
     /// request.
     pub fn register(&mut self, fuse: BorrowedFd<'_>, queue: u16) -> io::Result<()> {
-        let mut command = Command::new(fuse, CMD_REGISTER, queue, 0);
+        let mut command = FuseSubmission::new(fuse, CMD_REGISTER, queue, 0);
         command.addr = self.places.as_ptr().expose_provenance() as u64;
         command.len = 2;
         self.submit_and_wait(&command)
@@ -85,14 +85,14 @@ impl FuseRing {
     /// Answers the request with the content of [`buffers`](Self::buffers), and waits for the next request. `commit_id`
     /// is the number in the header of the answered request.
     pub fn answer(&mut self, fuse: BorrowedFd<'_>, queue: u16, commit_id: u64) -> io::Result<()> {
-        self.submit_and_wait(&Command::new(fuse, CMD_COMMIT_AND_FETCH, queue, commit_id))
+        self.submit_and_wait(&FuseSubmission::new(fuse, CMD_COMMIT_AND_FETCH, queue, commit_id))
     }
 
     /// The header and the payload of the arrived request, which the caller overwrites with its answer. `None` while the
     /// kernel owns the memory.
     #[allow(unsafe_code, reason = "the kernel writes to this memory between two calls")]
     pub fn buffers(&mut self) -> Option<(&mut [u8; FUSE_RING_HEADER], &mut [u8])> {
-        let memory = self.memory.as_ref().filter(|_| self.owner == Owner::Us)?;
+        let memory = self.memory.as_ref().filter(|_| self.owner == MemoryOwner::Us)?;
         // SAFETY: the mapping has HEADER_ROOM + payload_len bytes, which the kernel zeroed, and lives as long as
         // `self`, which the result borrows exclusively. The two parts do not overlap. By I1 the kernel does not write
         // to the memory until `submit_and_wait`, which borrows `self` again.
@@ -107,20 +107,20 @@ impl FuseRing {
     }
 
     #[allow(unsafe_code, reason = "the kernel uses the memory that commands name")]
-    fn submit_and_wait(&mut self, command: &Command) -> io::Result<()> {
+    fn submit_and_wait(&mut self, command: &FuseSubmission) -> io::Result<()> {
         if !self.queues.push(command) {
             return Err(Errno::BUSY.into());
         }
-        self.owner = Owner::Kernel;
+        self.owner = MemoryOwner::Kernel;
         loop {
-            // SAFETY: the queue holds only `Command`s of this file. The commands name `places`, and through it
+            // SAFETY: the queue holds only `FuseSubmission`s of this file. The commands name `places`, and through it
             // `memory`; both live as long as the kernel may use them (I2).
             match unsafe { self.queues.enter(1) } {
                 Ok(()) | Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(errno) => return Err(errno.into()),
             }
             if let Some((_, result)) = self.queues.pop() {
-                self.owner = Owner::Us;
+                self.owner = MemoryOwner::Us;
                 return if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) };
             }
         }
@@ -129,7 +129,7 @@ impl FuseRing {
 
 impl Drop for FuseRing {
     fn drop(&mut self) {
-        if self.owner == Owner::Kernel
+        if self.owner == MemoryOwner::Kernel
             && let Some(memory) = self.memory.take()
         {
             // The kernel may still write to the memory, so keep it mapped (I2).
@@ -142,7 +142,7 @@ impl Drop for FuseRing {
 /// bytes.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
-struct Command {
+struct FuseSubmission {
     opcode: u8,
     flags: u8,
     ioprio: u16,
@@ -162,7 +162,7 @@ struct Command {
     rest: [u8; 62],
 }
 
-impl Command {
+impl FuseSubmission {
     fn new(fuse: BorrowedFd<'_>, cmd_op: u32, queue: u16, commit_id: u64) -> Self {
         Self {
             opcode: OP_URING_CMD,
@@ -186,7 +186,7 @@ impl Command {
     }
 }
 
-const _: () = assert!(size_of::<Command>() == 128);
+const _: () = assert!(size_of::<FuseSubmission>() == 128);
 
 const OP_URING_CMD: u8 = 46;
 /// `FUSE_IO_URING_CMD_REGISTER`, `FUSE_IO_URING_CMD_COMMIT_AND_FETCH`.
@@ -248,7 +248,7 @@ mod tests {
         let Some(mut ring) = ring_of(4096) else { return };
         ring.enable().unwrap();
         let null = File::open("/dev/null").unwrap();
-        let mut command = Command::new(null.as_fd(), 0, 0, 0);
+        let mut command = FuseSubmission::new(null.as_fd(), 0, 0, 0);
         // IORING_OP_OPENAT
         command.opcode = 18;
         let error = ring.submit_and_wait(&command).unwrap_err();

@@ -27,7 +27,7 @@ use crate::queues::Queues;
 /// A ring for the requests of one call at a time.
 #[derive(Debug)]
 pub(crate) struct IoRing {
-    queues: Queues<Command>,
+    queues: Queues<IoSubmission>,
     is_denied: bool,
 }
 
@@ -65,8 +65,8 @@ impl IoRing {
         let mut requests = Vec::with_capacity(pieces.len());
         for piece in &pieces {
             let len = piece.iter().map(|buf| buf.len()).sum();
-            let command = Command::new(OP_WRITEV, file, at, piece.as_ptr().expose_provenance(), piece.len());
-            requests.push(Request { command, len, done: None });
+            let command = IoSubmission::new(OP_WRITEV, file, at, piece.as_ptr().expose_provenance(), piece.len());
+            requests.push(SplitRequest { command, len, done: None });
             at += len as u64;
         }
         // SAFETY: the commands name `pieces`, each an array of `struct iovec` (the layout of `IoSlice`), and through
@@ -81,8 +81,8 @@ impl IoRing {
         let mut at = offset;
         let mut requests = Vec::with_capacity(Self::NR_REQUESTS);
         for piece in buf.chunks_mut(piece_bytes).take(Self::NR_REQUESTS) {
-            let command = Command::new(OP_READ, file, at, piece.as_mut_ptr().expose_provenance(), piece.len());
-            requests.push(Request { command, len: piece.len(), done: None });
+            let command = IoSubmission::new(OP_READ, file, at, piece.as_mut_ptr().expose_provenance(), piece.len());
+            requests.push(SplitRequest { command, len: piece.len(), done: None });
             at += piece.len() as u64;
         }
         // SAFETY: the commands name disjoint parts of `buf`, which is borrowed exclusively until this returns.
@@ -97,7 +97,7 @@ impl IoRing {
     ///
     /// The memory that the commands name must stay valid for their reads and writes until this returns.
     #[allow(unsafe_code, reason = "the kernel uses the memory that commands name")]
-    unsafe fn run(&mut self, requests: &mut [Request], mut turn: Option<MutexGuard<'_, ()>>) {
+    unsafe fn run(&mut self, requests: &mut [SplitRequest], mut turn: Option<MutexGuard<'_, ()>>) {
         let mut nr_waiting = 0u32;
         for (request, number) in requests.iter_mut().zip(0..) {
             request.command.user_data = number;
@@ -140,15 +140,15 @@ impl IoRing {
 
 /// One of the requests into which a read or write is split.
 #[derive(Debug)]
-struct Request {
-    command: Command,
+struct SplitRequest {
+    command: IoSubmission,
     len: usize,
     /// Transferred bytes; `None` if the request failed or was not completed.
     done: Option<usize>,
 }
 
 /// Transferred bytes up to the first request that was not completed in full.
-fn done_from_start(requests: &[Request]) -> usize {
+fn done_from_start(requests: &[SplitRequest]) -> usize {
     let mut total = 0;
     for request in requests {
         let done = request.done.unwrap_or(0).min(request.len);
@@ -191,7 +191,7 @@ fn cut<'b>(bufs: &'b [IoSlice<'_>], piece_bytes: usize, nr_most: usize) -> Vec<V
 /// An entry of the submission queue: `struct io_uring_sqe`.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
-struct Command {
+struct IoSubmission {
     opcode: u8,
     flags: u8,
     ioprio: u16,
@@ -207,7 +207,7 @@ struct Command {
     rest: [u64; 2],
 }
 
-impl Command {
+impl IoSubmission {
     /// Makes a command. `len` is the number of bytes at `addr`. If `addr` is the address of an array of buffers, `len`
     /// is the number of buffers.
     fn new(opcode: u8, file: &File, offset: u64, addr: usize, len: usize) -> Self {
@@ -229,7 +229,7 @@ impl Command {
     }
 }
 
-const _: () = assert!(size_of::<Command>() == 64);
+const _: () = assert!(size_of::<IoSubmission>() == 64);
 
 const OP_WRITEV: u8 = 2;
 const OP_READ: u8 = 22;
@@ -328,9 +328,9 @@ mod tests {
 
     #[test]
     fn requests_after_a_failed_one_do_not_count() {
-        let mut requests: Vec<Request> = (0..4)
-            .map(|_| Request {
-                command: Command::new(OP_READ, &File::open("/dev/null").unwrap(), 0, 0, 0),
+        let mut requests: Vec<SplitRequest> = (0..4)
+            .map(|_| SplitRequest {
+                command: IoSubmission::new(OP_READ, &File::open("/dev/null").unwrap(), 0, 0, 0),
                 len: 10,
                 done: Some(10),
             })
@@ -362,7 +362,7 @@ mod tests {
         let Some(mut ring) = ring() else { return };
         let null = File::open("/dev/null").unwrap();
         // IORING_OP_OPENAT
-        let command = Command::new(18, &null, 0, 0, 0);
+        let command = IoSubmission::new(18, &null, 0, 0, 0);
         assert!(ring.queues.push(&command));
         // SAFETY: the command names no memory.
         #[allow(unsafe_code, reason = "the system call has no safe wrapper")]

@@ -52,10 +52,10 @@ pub enum LoopEvent {
 
 /// A watch of an image file, which ends when this value is dropped.
 #[derive(Debug)]
-pub struct LoopWatch(Arc<Shared>);
+pub struct LoopWatch(Arc<ClaimedLoops>);
 
 #[derive(Debug)]
-struct Shared {
+struct ClaimedLoops {
     has_ended: AtomicBool,
     /// The claimed loop devices.
     held: Mutex<Vec<Claim>>,
@@ -77,7 +77,7 @@ impl LoopWatch {
         let image = std::fs::metadata(path)?;
         let opens = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         inotify::add_watch(&opens, path, WatchFlags::OPEN)?;
-        let shared = Arc::new(Shared { has_ended: AtomicBool::new(false), held: Mutex::default() });
+        let shared = Arc::new(ClaimedLoops { has_ended: AtomicBool::new(false), held: Mutex::default() });
         let before = mounted::loop_devices_of(image.dev(), image.ino());
         let watched =
             Watched { image, shared: Arc::clone(&shared), before, told: BTreeSet::new(), has_open_question: false };
@@ -96,7 +96,7 @@ impl Drop for LoopWatch {
 /// The state of the watch's thread.
 struct Watched {
     image: Metadata,
-    shared: Arc<Shared>,
+    shared: Arc<ClaimedLoops>,
     /// Loop devices that were attached before the watch. The process has claimed them when it opened the image.
     before: Vec<String>,
     /// Loop devices that were told of, until they are gone.

@@ -96,13 +96,13 @@ impl fmt::Display for MissedChanges {
 /// # Errors
 /// Two devices that were found have the same device id (I4).
 pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
-    let known: Vec<Member> = given.iter().filter_map(|path| Member::of(path, OFlags::empty())).collect();
+    let known: Vec<ScannedDevice> = given.iter().filter_map(|path| ScannedDevice::of(path, OFlags::empty())).collect();
     let top = known.iter().find(|member| !member.is_seed).or(known.first());
-    let counts = |member: &&Member| {
+    let counts = |member: &&ScannedDevice| {
         member.devid != TARGET_DEVID && (member.is_seed || top.is_some_and(|top| top.fsid == member.fsid))
     };
     let nr_known = known.iter().filter(counts).count() as u64;
-    let has_all = |first: &&Member| nr_known >= first.nr_devices;
+    let has_all = |first: &&ScannedDevice| nr_known >= first.nr_devices;
     let Some(first) = top.filter(|first| !has_all(first) || first.nr_devices > 1) else {
         return Ok(FoundMembers::default());
     };
@@ -110,14 +110,14 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
     let own = rustix::process::geteuid().as_raw();
     let may_find_blocks = known.iter().all(|given| given.is_block || given.owner == own);
     // I3
-    let is_trusted = |member: &Member| match member.is_block {
+    let is_trusted = |member: &ScannedDevice| match member.is_block {
         true => may_find_blocks,
         false => known.iter().any(|given| !given.is_block && given.owner == member.owner),
     };
-    let mut found: BTreeMap<u64, Vec<Member>> = BTreeMap::new();
-    let mut seeds: Vec<Member> = Vec::new();
+    let mut found: BTreeMap<u64, Vec<ScannedDevice>> = BTreeMap::new();
+    let mut seeds: Vec<ScannedDevice> = Vec::new();
     for path in candidates(given) {
-        let Some(member) = Member::of(&path, OFlags::NOFOLLOW) else { continue };
+        let Some(member) = ScannedDevice::of(&path, OFlags::NOFOLLOW) else { continue };
         if only_target && member.devid != TARGET_DEVID {
             continue;
         }
@@ -141,16 +141,17 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
             others.push(member);
         }
     }
-    let newest_of = |members: &mut dyn Iterator<Item = &Member>| members.filter_map(|member| member.generation).max();
+    let newest_of =
+        |members: &mut dyn Iterator<Item = &ScannedDevice>| members.filter_map(|member| member.generation).max();
     let newest_given = newest_of(&mut known.iter());
     let newest = newest_of(&mut known.iter().chain(found.values().flatten())).unwrap_or_default();
     // Whether a found device says that all given ones missed changes. Then the copies have no judge.
     let is_ahead = newest_given.is_none_or(|given| given.saturating_add(1) < newest);
     let mut members = FoundMembers::default();
     for (_, mut candidates) in found {
-        let all: Vec<(Place, u64)> = candidates.iter().map(|member| (member.place, member.since)).collect();
+        let all: Vec<(DeviceIdentity, u64)> = candidates.iter().map(|member| (member.place, member.since)).collect();
         candidates.retain(|member| {
-            let is_later = |(place, since): &(Place, u64)| {
+            let is_later = |(place, since): &(DeviceIdentity, u64)| {
                 *place != member.place && member.generation.is_some_and(|generation| generation < *since)
             };
             !all.iter().any(is_later)
@@ -178,14 +179,16 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
         }
     }
     // I9. A seed device that is named counts, and its copies do not.
-    let is_named = |seed: &Member| known.iter().any(|given| (given.fsid, given.devid) == (seed.fsid, seed.devid));
+    let is_named =
+        |seed: &ScannedDevice| known.iter().any(|given| (given.fsid, given.devid) == (seed.fsid, seed.devid));
     seeds.retain(|seed| !is_named(seed));
     let nr_found = members.found.len() as u64;
     if nr_known.saturating_add(nr_found) < first.nr_devices {
-        let is_free = |seed: &Member| !known.iter().any(|own| !own.is_seed && own.devid == seed.devid);
-        let is_older = |seed: &Member| first.generation.is_none_or(|newest| seed.generation < Some(newest));
+        let is_free = |seed: &ScannedDevice| !known.iter().any(|own| !own.is_seed && own.devid == seed.devid);
+        let is_older = |seed: &ScannedDevice| first.generation.is_none_or(|newest| seed.generation < Some(newest));
         let may_be_below = seeds.into_iter().filter(|seed| is_free(seed) && is_older(seed));
-        let possible = |seed: Member| PossibleSeed { path: seed.path, devid: DevId(seed.devid), uuid: seed.uuid };
+        let possible =
+            |seed: ScannedDevice| PossibleSeed { path: seed.path, devid: DevId(seed.devid), uuid: seed.uuid };
         members.seeds.extend(may_be_below.map(possible));
     }
     Ok(members)
@@ -198,11 +201,11 @@ pub fn ambiguous_seeds(one: &PossibleSeed, other: &PossibleSeed) -> io::Error {
 
 /// Whether a path is a device of a seed filesystem, which is never written.
 pub fn is_seed(path: &Path) -> bool {
-    Member::of(path, OFlags::empty()).is_some_and(|member| member.is_seed)
+    ScannedDevice::of(path, OFlags::empty()).is_some_and(|member| member.is_seed)
 }
 
 /// The error for two devices with the same device id (I4).
-fn ambiguous(one: &Member, other: &Member) -> io::Error {
+fn ambiguous(one: &ScannedDevice, other: &ScannedDevice) -> io::Error {
     are_both([&one.path, &other.path], &format!("device {} of the filesystem {}", other.devid, other.fsid))
 }
 
@@ -214,23 +217,23 @@ fn are_both(paths: [&Path; 2], what: &str) -> io::Error {
 }
 
 /// The error for a given device in whose place another one is (I7).
-fn replaced(old: &Member, new: &Member) -> io::Error {
+fn replaced(old: &ScannedDevice, new: &ScannedDevice) -> io::Error {
     let [old, new] = [old, new].map(|member| escaped(member.path.as_os_str().as_encoded_bytes()));
     io::Error::new(io::ErrorKind::AlreadyExists, format!("{new} is in the place of {old} by now; name {new}"))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum DeviceIdentity {
     Block(u64),
     File(u64, u64),
 }
 
 /// A device with a superblock.
-struct Member {
+struct ScannedDevice {
     path: PathBuf,
     is_block: bool,
     /// What tells devices apart (I6): `st_rdev` of a block device, `st_dev` and `st_ino` of a file.
-    place: Place,
+    place: DeviceIdentity,
     owner: u32,
     fsid: Uuid,
     devid: u64,
@@ -244,7 +247,7 @@ struct Member {
     since: u64,
 }
 
-impl Member {
+impl ScannedDevice {
     /// Reads the superblock. `None` for everything that is no device of a filesystem. Does not wait for the writer of a
     /// pipe.
     fn of(path: &Path, flags: OFlags) -> Option<Self> {
@@ -272,10 +275,9 @@ impl Member {
             }
         }
         let place = match is_block {
-            true => {
-                loop_file(metadata.rdev()).map_or(Place::Block(metadata.rdev()), |(dev, ino)| Place::File(dev, ino))
-            }
-            false => Place::File(metadata.dev(), metadata.ino()),
+            true => loop_file(metadata.rdev())
+                .map_or(DeviceIdentity::Block(metadata.rdev()), |(dev, ino)| DeviceIdentity::File(dev, ino)),
+            false => DeviceIdentity::File(metadata.dev(), metadata.ino()),
         };
         Some(Self {
             path: path.to_owned(),

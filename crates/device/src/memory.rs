@@ -13,12 +13,12 @@ use crate::{Device, check_range};
 const PAGE_SIZE: usize = 64 * 1024;
 const NR_SHARDS: usize = 16;
 
-type Shard = RwLock<HashMap<u64, Box<[u8]>>>;
+type MemoryShard = RwLock<HashMap<u64, Box<[u8]>>>;
 
 /// A device in memory. Ranges that were never written read as zeros.
 pub struct MemoryDevice {
     len_bytes: u64,
-    shards: [Shard; NR_SHARDS],
+    shards: [MemoryShard; NR_SHARDS],
 }
 
 impl MemoryDevice {
@@ -34,7 +34,7 @@ impl MemoryDevice {
         (nr_pages * PAGE_SIZE) as u64
     }
 
-    fn shard(&self, page: u64) -> &Shard {
+    fn shard(&self, page: u64) -> &MemoryShard {
         &self.shards[(page % NR_SHARDS as u64) as usize]
     }
 }

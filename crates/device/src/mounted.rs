@@ -163,7 +163,7 @@ pub(crate) fn loop_devices_of(dev: u64, ino: u64) -> Vec<String> {
     names
 }
 
-struct Mount {
+struct MountEntry {
     target: PathBuf,
     kind: String,
     source: PathBuf,
@@ -171,7 +171,7 @@ struct Mount {
     is_of_user: bool,
 }
 
-impl Mount {
+impl MountEntry {
     fn is_of_ubtrfs(&self) -> bool {
         matches!(self.kind.split_once('.'), Some(("fuse" | "fuseblk", "ubtrfs")))
     }
@@ -194,14 +194,14 @@ impl Mount {
 }
 
 /// Returns the mounts in the text of /proc/self/mountinfo whose source is a path.
-fn mount_points(mountinfo: &str) -> impl Iterator<Item = Mount> + '_ {
+fn mount_points(mountinfo: &str) -> impl Iterator<Item = MountEntry> + '_ {
     mountinfo.lines().filter_map(|line| {
         let (head, tail) = line.split_once(" - ")?;
         let target = head.split(' ').nth(4)?;
         let (kind, rest) = tail.split_once(' ')?;
         let (source, options) = rest.split_once(' ').unwrap_or((rest, ""));
         let is_of_user = options.split(',').any(|option| option.starts_with("user_id=") && option != "user_id=0");
-        source.starts_with('/').then(|| Mount {
+        source.starts_with('/').then(|| MountEntry {
             target: unescape(target).into(),
             kind: kind.to_owned(),
             source: unescape(source).into(),
@@ -288,14 +288,14 @@ pub fn is_being_mounted(path: &Path) -> bool {
 pub fn find_server(path: &Path, wanted: &dyn Fn(u32) -> bool) -> Option<u32> {
     let full = std::path::absolute(path).ok()?;
     let mountinfo = mountinfo()?;
-    let mounts: Vec<Mount> = mount_points(&mountinfo).filter(|mount| mount.kind.starts_with("fuse")).collect();
+    let mounts: Vec<MountEntry> = mount_points(&mountinfo).filter(|mount| mount.kind.starts_with("fuse")).collect();
     let mut nr_links_left = LINKS_MAX;
     server_on_the_way(&full, &mounts, wanted, &mut nr_links_left)
 }
 
 fn server_on_the_way(
     full: &Path,
-    mounts: &[Mount],
+    mounts: &[MountEntry],
     wanted: &dyn Fn(u32) -> bool,
     nr_links_left: &mut usize,
 ) -> Option<u32> {
@@ -327,7 +327,7 @@ fn server_on_the_way(
 }
 
 /// The process that holds a lock on the source of a mount.
-fn server_of(mount: &Mount) -> Option<u32> {
+fn server_of(mount: &MountEntry) -> Option<u32> {
     let source = fs::metadata(&mount.source).ok()?;
     lock_holder_pid(source.dev(), source.ino())?.parse().ok()
 }
@@ -449,7 +449,7 @@ mod tests {
     fn mountinfo_lines_give_target_and_source() {
         let text = "36 35 0:39 / /mnt/a\\040b rw,relatime shared:1 - btrfs /dev/loop0 rw,subvol=/\n\
                     22 27 0:21 / /proc rw,relatime - proc proc rw\n";
-        let mounts: Vec<Mount> = mount_points(text).collect();
+        let mounts: Vec<MountEntry> = mount_points(text).collect();
         assert_eq!(mounts.len(), 1);
         assert_eq!(mounts[0].target, Path::new("/mnt/a b"));
         assert_eq!(mounts[0].source, Path::new("/dev/loop0"));
