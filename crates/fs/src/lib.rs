@@ -65,7 +65,7 @@ pub use types::{
 };
 pub use ubtrfs_transaction::note_panic;
 pub use ubtrfs_transaction::{
-    BlockGroup, DeviceSummary, ExtentUse, Job, MemberState, Metric, MigratedChunk, Placement, Progress, QgroupId,
+    BlockGroup, ChunkPlacement, DeviceSummary, ExtentUse, Job, MemberState, Metric, MigratedChunk, Progress, QgroupId,
     QgroupInfo, QuotaKind, QuotaStatus, RelocatedGroup, RelocationFailure, ReplaceRequest, Rescue, ScrubCounts,
     find_devices, rewrite_id,
 };

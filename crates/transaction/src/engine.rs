@@ -69,8 +69,8 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    pub(crate) fn of_volumes(&self) -> ubtrfs_volumes::OpenOptions {
-        ubtrfs_volumes::OpenOptions {
+    pub(crate) fn of_volumes(&self) -> ubtrfs_volumes::DeviceSetOptions {
+        ubtrfs_volumes::DeviceSetOptions {
             read_only: self.read_only,
             degraded: self.degraded,
             ignore_super_flags: self.rescue.ignore_super_flags,

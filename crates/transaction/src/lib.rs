@@ -104,5 +104,5 @@ pub use rescue::Rescue;
 pub use roots::committed::{CommittedTree, UseHint};
 pub use tree_log::FoundLog;
 pub use ubtrfs_space::BlockGroup;
-pub use ubtrfs_volumes::{DeviceSummary, MemberState, Placement, detect};
+pub use ubtrfs_volumes::{ChunkPlacement, DeviceSummary, MemberState, detect};
 pub use usable_devices::usable_devices;

@@ -98,7 +98,7 @@ impl Wish {
 
 /// A device on which the wanted chunk can have stripes.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct CandidateDevice {
     pub(crate) devid: DevId,
     pub(crate) uuid: Uuid,
     /// The device's best hole for the wanted chunk.
@@ -127,13 +127,14 @@ fn chunk_len_max(flags: BlockGroupFlags, total_bytes: u64) -> u64 {
 
 /// Plans the wanted chunk in the best of these places. Returns `None` if they have no room for the profile.
 pub(crate) fn plan(
-    places: impl Iterator<Item = Place>,
+    places: impl Iterator<Item = CandidateDevice>,
     wish: &Wish,
     sectorsize: u32,
     next_logical: Logical,
 ) -> Option<(Logical, ChunkItem)> {
     let usable = places.filter(|place| len_bytes(&place.hole) >= wish.device_bytes_min());
-    let (missing, mut places): (Vec<Place>, Vec<Place>) = usable.partition(|place| place.is_missing);
+    let (missing, mut places): (Vec<CandidateDevice>, Vec<CandidateDevice>) =
+        usable.partition(|place| place.is_missing);
     sort(&mut places, wish);
     if wish.stripes_on(places.len()).is_none() {
         add_missing(&mut places, missing, wish);
@@ -183,13 +184,13 @@ pub(crate) fn plan(
 }
 
 /// Sorts places, the best first.
-fn sort(places: &mut [Place], wish: &Wish) {
-    let of = |place: &Place| (len_bytes(&place.hole).min(wish.device_bytes()), place.unallocated_bytes);
+fn sort(places: &mut [CandidateDevice], wish: &Wish) {
+    let of = |place: &CandidateDevice| (len_bytes(&place.hole).min(wish.device_bytes()), place.unallocated_bytes);
     places.sort_by_key(|place| (Reverse(of(place)), place.devid));
 }
 
 /// Adds the missing devices without which the chunk cannot have its profile (I3).
-fn add_missing(places: &mut Vec<Place>, mut missing: Vec<Place>, wish: &Wish) {
+fn add_missing(places: &mut Vec<CandidateDevice>, mut missing: Vec<CandidateDevice>, wish: &Wish) {
     let lacking = usize::from(wish.profile.devs_min).saturating_sub(places.len());
     if lacking <= usize::from(wish.profile.tolerated_failures) {
         sort(&mut missing, wish);
@@ -280,8 +281,8 @@ mod tests {
         space
     }
 
-    fn place_on(space: &DeviceSpace, devid: u64, wish: &Wish) -> Option<Place> {
-        Some(Place {
+    fn place_on(space: &DeviceSpace, devid: u64, wish: &Wish) -> Option<CandidateDevice> {
+        Some(CandidateDevice {
             devid: DevId(devid),
             uuid: Uuid::from_u128(devid.into()),
             hole: space.best_hole(wish.device_bytes())?,
@@ -296,7 +297,7 @@ mod tests {
         let wish = Wish::new(flags, total, u64::MAX, 16384)?;
         let places = (1..).zip(spaces).filter_map(|(devid, space)| {
             let place = place_on(space, devid, &wish)?;
-            Some(Place { is_missing: devid > nr_present, ..place })
+            Some(CandidateDevice { is_missing: devid > nr_present, ..place })
         });
         plan(places, &wish, 4096, Logical(0)).map(|(_, chunk)| chunk)
     }

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - I1. Chunks in the map overlap neither in logical addresses nor on a device, and each chunk passed
-//!   [`Geometry::of`].
+//!   [`ChunkGeometry::of`].
 //! - I2. No chunk and no migration target is added past the limit of a device.
 //! - I3. `next_logical` never decreases. The addresses of a removed chunk are not used again while the filesystem is
 //!   open, so caches by address stay correct.
@@ -20,17 +20,17 @@ use ubtrfs_format::item::ChunkItem;
 use ubtrfs_format::{Corrupt, DevId, FormatError, Logical, LogicalRange};
 
 use crate::device_space::DeviceSpace;
-use crate::migration::Target;
-use crate::profile::Geometry;
+use crate::migration::MigrationTarget;
+use crate::profile::ChunkGeometry;
 
 /// A chunk in the map.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub(crate) range: LogicalRange,
-    pub(crate) geometry: Geometry,
+    pub(crate) geometry: ChunkGeometry,
     pub(crate) item: Arc<ChunkItem>,
     /// The migration's target, while the chunk is being migrated.
-    pub(crate) target: Option<Arc<Target>>,
+    pub(crate) target: Option<Arc<MigrationTarget>>,
     /// A token that all versions of the chunk share as long as the chunk's stripes lie in the same places. While a
     /// reader uses these places, it keeps a version of the chunk and so a reference to the token.
     place: Arc<()>,
@@ -55,7 +55,7 @@ impl Chunk {
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct MappedChunks {
     chunks: BTreeMap<Logical, Arc<Chunk>>,
     /// Device extents and holes of each device: extents of chunks, of migration targets, and of old places that readers
     /// still use.
@@ -76,7 +76,7 @@ struct Migrated {
     left: Vec<(DevId, u64)>,
 }
 
-impl Inner {
+impl MappedChunks {
     /// Registers device extents. The added extents must overlap no other device extent and end within the device's
     /// limit.
     fn add_device_extents(&mut self, logical: Logical, added: &[(DevId, Range<u64>)]) -> Result<()> {
@@ -113,7 +113,7 @@ impl Inner {
 /// All chunks, by start address.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkMap {
-    inner: RwLock<Inner>,
+    inner: RwLock<MappedChunks>,
     /// Chunks and device extents visited by walks of all of them.
     walked: AtomicU64,
 }
@@ -127,7 +127,7 @@ impl ChunkMap {
     /// Adds a chunk (I1). Adding an equal chunk again is allowed; a chunk that overlaps another is an error.
     pub(crate) fn add(&self, logical: Logical, item: ChunkItem, sectorsize: u32) -> Result<()> {
         let corrupt = |cause| Corrupt::new(cause).at(logical);
-        let geometry = Geometry::of(logical, &item, sectorsize).map_err(corrupt)?;
+        let geometry = ChunkGeometry::of(logical, &item, sectorsize).map_err(corrupt)?;
         let range = LogicalRange::new("chunk", "length", logical, item.length).map_err(corrupt)?;
         let chunk = Chunk { range, geometry, item: Arc::new(item), target: None, place: Arc::new(()) };
         let end = range.end();
@@ -162,7 +162,8 @@ impl ChunkMap {
 
     /// Gives a chunk a target and reserves the device space of the target's fresh stripes.
     pub(crate) fn begin_migration(&self, logical: Logical, target: ChunkItem, sectorsize: u32) -> Result<()> {
-        let geometry = Geometry::of(logical, &target, sectorsize).map_err(|cause| Corrupt::new(cause).at(logical))?;
+        let geometry =
+            ChunkGeometry::of(logical, &target, sectorsize).map_err(|cause| Corrupt::new(cause).at(logical))?;
         let mut inner = self.inner.write();
         let chunk = inner.chunks.get(&logical).filter(|chunk| chunk.target.is_none());
         let chunk = chunk.ok_or_else(|| conflict(logical, "expected a chunk that is not being migrated"))?;
@@ -173,7 +174,7 @@ impl ChunkMap {
             range: chunk.range,
             geometry: chunk.geometry,
             item: Arc::clone(&chunk.item),
-            target: Some(Arc::new(Target::new(&chunk.item, target))),
+            target: Some(Arc::new(MigrationTarget::new(&chunk.item, target))),
             place: Arc::clone(&chunk.place),
         };
         inner.free_migrated();
@@ -191,7 +192,7 @@ impl ChunkMap {
             return Ok(());
         };
         let geometry =
-            Geometry::of(logical, &target.item, sectorsize).map_err(|cause| Corrupt::new(cause).at(logical))?;
+            ChunkGeometry::of(logical, &target.item, sectorsize).map_err(|cause| Corrupt::new(cause).at(logical))?;
         let moved =
             Chunk { range: chunk.range, geometry, item: Arc::clone(&target.item), target: None, place: Arc::new(()) };
         let stays =

@@ -44,11 +44,11 @@ pub use device_change::{RemovedDevice, no_device};
 pub use io::{BadUnit, DeviceStripe, Refreshed, StripePart, Verify};
 pub use member::MemberState;
 pub use membership::check_superblocks;
-pub use migration::{MIGRATION_PIECE_BYTES, Placement};
+pub use migration::{ChunkPlacement, MIGRATION_PIECE_BYTES};
 pub use profile::copies_of;
 pub use recovery::{SuperCopies, SuperCopy};
 pub use rewrite_id::IdRewrite;
-pub use set::{DeviceSummary, OpenOptions, Volumes};
+pub use set::{DeviceSetOptions, DeviceSummary, Volumes};
 pub use signature::{detect, wipe};
 pub use tune::{TUNABLE, Tuning, tune};
 pub use twin::{GivenUpTwin, unfinished_replacement};
@@ -61,6 +61,6 @@ pub fn reserved_ranges(
     chunk: &ubtrfs_format::item::ChunkItem,
     sectorsize: u32,
 ) -> Result<Vec<std::ops::Range<u64>>, ubtrfs_format::FormatError> {
-    let geometry = profile::Geometry::of(logical, chunk, sectorsize)?;
+    let geometry = profile::ChunkGeometry::of(logical, chunk, sectorsize)?;
     Ok(profile::reserved_ranges(logical, chunk, &geometry))
 }

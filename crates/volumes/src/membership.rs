@@ -34,13 +34,13 @@ use uuid::Uuid;
 use crate::member::Member;
 use crate::seed::{FoundSeed, take_seeds};
 use crate::set::Volumes;
-use crate::superblock::{self, Found};
+use crate::superblock::{self, FoundSuperblock};
 
 /// The devices that were given, checked.
 #[derive(Debug)]
 pub(crate) struct Membership {
     /// The superblock that counts (I2).
-    pub(crate) newest: Found,
+    pub(crate) newest: FoundSuperblock,
     pub(crate) members: Vec<Arc<Member>>,
     /// The new device of a replacement (I7).
     pub(crate) target: Option<FoundTarget>,
@@ -58,7 +58,7 @@ impl Membership {
     /// Reads the superblocks of the devices. With `ignore_flags`, they may have unknown flags.
     pub(crate) fn find(devices: Vec<Arc<dyn Device>>, ignore_flags: bool) -> Result<Self> {
         let has_others = devices.len() > 1;
-        let mut given: Vec<(Found, Arc<dyn Device>)> = Vec::with_capacity(devices.len());
+        let mut given: Vec<(FoundSuperblock, Arc<dyn Device>)> = Vec::with_capacity(devices.len());
         for device in devices {
             let found = superblock::find(device.as_ref(), ignore_flags).map_err(|error| match error {
                 Error::Refused { what, .. } if has_others => Error::Refused { what, hint: GO_ON_WITHOUT },
@@ -141,8 +141,8 @@ pub(crate) struct FoundTarget {
 }
 
 /// Chooses the new device of a replacement: the newest one, if several were given.
-fn choose_target(targets: Vec<(Found, Arc<dyn Device>)>, newest: &Superblock) -> Result<Option<FoundTarget>> {
-    let generation = |(found, _): &(Found, Arc<dyn Device>)| found.superblock.generation;
+fn choose_target(targets: Vec<(FoundSuperblock, Arc<dyn Device>)>, newest: &Superblock) -> Result<Option<FoundTarget>> {
+    let generation = |(found, _): &(FoundSuperblock, Arc<dyn Device>)| found.superblock.generation;
     let Some(latest) = targets.iter().map(generation).max() else { return Ok(None) };
     let (latest, old): (Vec<_>, Vec<_>) = targets.into_iter().partition(|target| generation(target) == latest);
     for (_, device) in old {
@@ -152,8 +152,10 @@ fn choose_target(targets: Vec<(Found, Arc<dyn Device>)>, newest: &Superblock) ->
         check_member(&found.superblock, newest, device.as_ref())?;
         refuse_twins(&found.superblock, device.as_ref(), latest.iter().take(index))?;
     }
-    let target =
-        |(found, device): (Found, Arc<dyn Device>)| FoundTarget { device, uuid: found.superblock.dev_item.uuid };
+    let target = |(found, device): (FoundSuperblock, Arc<dyn Device>)| FoundTarget {
+        device,
+        uuid: found.superblock.dev_item.uuid,
+    };
     Ok(latest.into_iter().next().map(target))
 }
 
@@ -250,12 +252,12 @@ pub(crate) fn truncated(device: &dyn Device, wanted: u64, hint: &'static str) ->
 }
 
 /// Leaves out devices in whose place others are (I6).
-fn leave_out_replaced(given: &mut Vec<(Found, Arc<dyn Device>)>) {
+fn leave_out_replaced(given: &mut Vec<(FoundSuperblock, Arc<dyn Device>)>) {
     let is_replaced: Vec<bool> = given
         .iter()
         .map(|(own, device)| {
             // A device that is being added has an item of the next generation: it does not replace itself.
-            let is_in_its_place = |(other, other_device): &(Found, Arc<dyn Device>)| {
+            let is_in_its_place = |(other, other_device): &(FoundSuperblock, Arc<dyn Device>)| {
                 let (own, other) = (&own.superblock, &other.superblock);
                 !Arc::ptr_eq(device, other_device)
                     && (own.fsid, own.dev_item.devid) == (other.fsid, other.dev_item.devid)
@@ -278,7 +280,7 @@ fn leave_out_replaced(given: &mut Vec<(Found, Arc<dyn Device>)>) {
 pub(crate) fn refuse_twins<'g>(
     own: &Superblock,
     device: &dyn Device,
-    others: impl Iterator<Item = &'g (Found, Arc<dyn Device>)>,
+    others: impl Iterator<Item = &'g (FoundSuperblock, Arc<dyn Device>)>,
 ) -> Result<()> {
     for (found, other) in others {
         let (mine, its) = (&own.dev_item, &found.superblock.dev_item);
@@ -313,7 +315,7 @@ const GO_ON_WITHOUT: &str =
     "restore it, or go on without it: leave it out of the command, and use -o degraded; ubtrfs changed nothing";
 
 /// The logs of the newest superblocks (I4).
-fn logs_of(given: &[(Found, Arc<dyn Device>)], newest: Generation) -> Vec<(Logical, u8)> {
+fn logs_of(given: &[(FoundSuperblock, Arc<dyn Device>)], newest: Generation) -> Vec<(Logical, u8)> {
     let mut counted: Vec<((Logical, u8), (u64, usize))> = Vec::new();
     let superblocks = given.iter().map(|(found, _)| &found.superblock);
     for superblock in superblocks.filter(|superblock| superblock.generation == newest && superblock.log_root.0 != 0) {

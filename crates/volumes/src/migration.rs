@@ -44,7 +44,7 @@ use crate::set::{PlaceableDevice, Volumes, unmapped};
 
 /// The requested layout of a chunk.
 #[derive(Clone, Copy, Debug)]
-pub struct Placement {
+pub struct ChunkPlacement {
     /// The new profile, in which each stripe has all bytes: empty for single, DUP, RAID1, RAID1C3 or RAID1C4. `None`
     /// keeps the profile that the chunk has when the migration is planned.
     pub profile: Option<BlockGroupFlags>,
@@ -55,7 +55,7 @@ pub struct Placement {
 
 /// The new layout of a chunk that is being migrated.
 #[derive(Debug)]
-pub(crate) struct Target {
+pub(crate) struct MigrationTarget {
     pub(crate) item: Arc<ChunkItem>,
     /// Indexes of the fresh stripes in `item`.
     fresh: Vec<usize>,
@@ -67,7 +67,7 @@ pub(crate) struct Target {
     is_recorded: AtomicBool,
 }
 
-impl Target {
+impl MigrationTarget {
     pub(crate) fn new(chunk: &ChunkItem, item: ChunkItem) -> Self {
         let is_fresh = |stripe: &Stripe| !chunk.stripes.iter().any(|old| is_same_place(old, stripe));
         let fresh = item.stripes.iter().enumerate().filter(|(_, stripe)| is_fresh(stripe)).map(|(n, _)| n).collect();
@@ -125,7 +125,7 @@ impl Volumes {
     /// Plans another place or profile for the chunk that starts at `logical`. Returns `None` if there is no such chunk
     /// or no room, or if the chunk or the new profile is striped. The plan equals the chunk's item if the chunk need not
     /// change. Copies of a profile with several devices never share a device (G6).
-    pub fn plan_migration(&self, logical: Logical, placement: &Placement) -> Option<ChunkItem> {
+    pub fn plan_migration(&self, logical: Logical, placement: &ChunkPlacement) -> Option<ChunkItem> {
         let chunk = self.chunks.get(logical).filter(|chunk| chunk.start() == logical)?;
         let own = chunk.item.flags & BlockGroupFlags::PROFILES;
         let flags = chunk.item.flags.difference(BlockGroupFlags::PROFILES) | placement.profile.unwrap_or(own);
@@ -307,8 +307,14 @@ impl Volumes {
     }
 
     /// Repeats a write to a chunk on the fresh stripes of the chunk's target. The caller has held the guards of
-    /// [`Target::begin_write`] since before it wrote to the chunk (G1).
-    pub(crate) fn write_target(&self, target: &Target, offset: u64, bufs: &[IoSlice<'_>], len: usize) -> Result<()> {
+    /// [`MigrationTarget::begin_write`] since before it wrote to the chunk (G1).
+    pub(crate) fn write_target(
+        &self,
+        target: &MigrationTarget,
+        offset: u64,
+        bufs: &[IoSlice<'_>],
+        len: usize,
+    ) -> Result<()> {
         for &index in &target.fresh {
             let segment = Segment { stripe: index, offset, len_bytes: len as u64 };
             let Err(error) = self.write_stripe(&target.item.stripes[index], segment, bufs) else { continue };
@@ -419,7 +425,7 @@ mod tests {
             sub_stripes: 1,
             stripes: Vec::new(),
         };
-        let target = Target::new(&item.clone(), item);
+        let target = MigrationTarget::new(&item.clone(), item);
         for (offset, len) in
             [(0, 1), (PIECE - 1, 2), (15 * PIECE, 4096), (15 * PIECE + 1, PIECE), (3 * PIECE, 40 * PIECE)]
         {

@@ -11,7 +11,7 @@
 //! | raid5, raid6 | 1 | n - 1, n - 2 | (e % data + row) % n | e / data |
 //!
 //! Invariants:
-//! - I1. A [`Geometry`] exists only for a chunk whose fields passed [`Geometry::of`]; its mapping cannot overflow.
+//! - I1. A [`ChunkGeometry`] exists only for a chunk whose fields passed [`ChunkGeometry::of`]; its mapping cannot overflow.
 
 use std::ops::Range;
 
@@ -45,7 +45,7 @@ impl Segment {
 
 /// The layout of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Geometry {
+pub(crate) struct ChunkGeometry {
     profile: &'static Profile,
     nr_stripes: u64,
     /// Number of data stripes (see the table above). A row has one element of each stripe; this many of them hold
@@ -59,7 +59,7 @@ pub(crate) struct Geometry {
 /// # Errors
 /// The chunk's fields contradict each other.
 pub fn copies_of(start: Logical, chunk: &ChunkItem, offset: u64) -> Result<Vec<(DevId, Physical)>, FormatError> {
-    let geometry = Geometry::of(start, chunk, chunk.sector_size)?;
+    let geometry = ChunkGeometry::of(start, chunk, chunk.sector_size)?;
     let place = |segment: Segment| {
         let stripe = &chunk.stripes[segment.stripe];
         (stripe.devid, stripe.offset.advance(segment.offset))
@@ -71,7 +71,7 @@ fn value(field: &'static str, value: u64, expected: &'static str) -> FormatError
     FormatError::Value { what: "chunk", field, value, expected }
 }
 
-impl Geometry {
+impl ChunkGeometry {
     /// Makes the layout of a chunk at `logical`; fails if the chunk's fields contradict each other.
     pub(crate) fn of(logical: Logical, chunk: &ChunkItem, sectorsize: u32) -> Result<Self, FormatError> {
         let sectorsize = u64::from(sectorsize.max(1));
@@ -157,7 +157,7 @@ impl Geometry {
     clippy::arithmetic_side_effects,
     reason = "I1: the length is at most 2^60, offsets lie inside the chunk, and nr_data is at least 1"
 )]
-impl Geometry {
+impl ChunkGeometry {
     /// Bytes of each stripe to which the chunk's bytes are mapped. This is the length of its device extent, except for
     /// a chunk that does not consist of whole rows, which no known program makes: there, the last row reaches past the
     /// end that [`Profile::stripe_len`] gives. The map of chunks keeps other chunks out of these bytes too.
@@ -248,7 +248,7 @@ impl Geometry {
 
 /// Logical ranges of a chunk that cover superblock mirrors, sorted and merged. For each mirror, the kernel excludes 64
 /// KiB or, with parity, a whole row. Nothing is ever allocated in these ranges.
-pub(crate) fn reserved_ranges(start: Logical, chunk: &ChunkItem, geometry: &Geometry) -> Vec<Range<u64>> {
+pub(crate) fn reserved_ranges(start: Logical, chunk: &ChunkItem, geometry: &ChunkGeometry) -> Vec<Range<u64>> {
     let mut ranges = Vec::new();
     let range_of = |offsets: Range<u64>| start.advance(offsets.start).0..start.advance(offsets.end).0;
     // The kernel also excludes the logical addresses below 64 KiB.
@@ -300,11 +300,11 @@ mod tests {
         }
     }
 
-    fn geometry(profile: BlockGroupFlags, nr_stripes: usize, length: u64) -> Geometry {
-        Geometry::of(Logical(1 << 30), &chunk(profile, nr_stripes, length), 4096).unwrap()
+    fn geometry(profile: BlockGroupFlags, nr_stripes: usize, length: u64) -> ChunkGeometry {
+        ChunkGeometry::of(Logical(1 << 30), &chunk(profile, nr_stripes, length), 4096).unwrap()
     }
 
-    fn places(geometry: &Geometry, offset: u64, len: u64, copy: usize) -> Vec<(usize, u64, u64)> {
+    fn places(geometry: &ChunkGeometry, offset: u64, len: u64, copy: usize) -> Vec<(usize, u64, u64)> {
         geometry.segments(offset, len, copy).map(|s| (s.stripe, s.offset, s.len_bytes)).collect()
     }
 
@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn contradictory_chunks_are_refused() {
-        let field = |chunk: &ChunkItem, logical| match Geometry::of(Logical(logical), chunk, 4096) {
+        let field = |chunk: &ChunkItem, logical| match ChunkGeometry::of(Logical(logical), chunk, 4096) {
             Err(FormatError::Value { field, .. }) => field,
             other => panic!("{other:?}"),
         };
@@ -390,7 +390,7 @@ mod tests {
         let reserved = |start, length| {
             // The stripe begins behind the first superblock.
             let chunk = chunk(BlockGroupFlags::empty(), 1, length);
-            let geometry = Geometry::of(Logical(start), &chunk, 4096).unwrap();
+            let geometry = ChunkGeometry::of(Logical(start), &chunk, 4096).unwrap();
             let ranges = reserved_ranges(Logical(start), &chunk, &geometry).into_iter();
             ranges.map(|range| (range.start, range.end)).collect::<Vec<_>>()
         };

@@ -33,8 +33,8 @@ use uuid::Uuid;
 use crate::chunk_map::Chunk;
 use crate::member::{Member, MemberState};
 use crate::membership::{Membership, refuse_twins};
-use crate::set::{OpenOptions, Volumes};
-use crate::superblock::Found;
+use crate::set::{DeviceSetOptions, Volumes};
+use crate::superblock::FoundSuperblock;
 
 /// A device of a seed filesystem.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ pub(crate) fn are_of_seeds<'s>(superblocks: impl Iterator<Item = &'s Superblock>
 /// # Errors
 ///
 /// [`Error::Refused`] if two of them are the same device of one seed.
-pub(crate) fn take_seeds(given: &mut Vec<(Found, Arc<dyn Device>)>) -> Result<Vec<FoundSeed>> {
+pub(crate) fn take_seeds(given: &mut Vec<(FoundSuperblock, Arc<dyn Device>)>) -> Result<Vec<FoundSeed>> {
     let mut are_of_seeds = are_of_seeds(given.iter().map(|(found, _)| &found.superblock)).into_iter();
     let (seeds, own): (Vec<_>, Vec<_>) =
         std::mem::take(given).into_iter().partition(|_| are_of_seeds.next().unwrap_or(false));
@@ -93,7 +93,7 @@ impl Volumes {
     ///
     /// [`Error::Refused`] if it is not a seed, lacks devices, or has another id in its tree blocks than in its superblock; the
     /// errors of [`Volumes::open`].
-    pub fn open_sprouting(seed: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Self> {
+    pub fn open_sprouting(seed: Vec<Arc<dyn Device>>, options: DeviceSetOptions) -> Result<Self> {
         let mut found = Membership::find(seed, options.ignore_super_flags)?;
         let superblock = &mut found.newest.superblock;
         let refused = |what: &str, hint| Err(Error::Refused { what: what.to_owned(), hint });

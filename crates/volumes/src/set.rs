@@ -28,7 +28,7 @@ use ubtrfs_format::superblock::{Superblock, flags};
 use ubtrfs_format::{Corrupt, DevId, FormatError, Generation, Key, KeyType, Logical, Profile, RootId, objectid};
 use uuid::Uuid;
 
-use crate::allocation::{self, Place, Wish};
+use crate::allocation::{self, CandidateDevice, Wish};
 use crate::chunk_map::{Chunk, ChunkMap};
 use crate::commit_super::Kicks;
 use crate::device_space::DeviceSpace;
@@ -41,7 +41,7 @@ use crate::{features, profile};
 
 /// Options for opening a filesystem's devices.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct OpenOptions {
+pub struct DeviceSetOptions {
     /// Whether nothing may be written, not even repairs.
     pub read_only: bool,
     /// Whether the filesystem may be written without some of its devices, if every chunk tolerates their loss.
@@ -106,13 +106,13 @@ impl Volumes {
     /// Opens a filesystem on these devices. Fails if a device has no valid superblock, is truncated, belongs to another
     /// filesystem or was written apart from the others, or if the filesystem has features that this program cannot
     /// read. [`Volumes::write_refusal`] says whether the filesystem can be written.
-    pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Self> {
+    pub fn open(devices: Vec<Arc<dyn Device>>, options: DeviceSetOptions) -> Result<Self> {
         let found = Membership::find(devices, options.ignore_super_flags)?;
         Self::of_members(found, options, None)
     }
 
     /// Makes the set of these members. `sprouts_from`: see [`Volumes::open_sprouting`].
-    pub(crate) fn of_members(found: Membership, options: OpenOptions, sprouts_from: Option<Uuid>) -> Result<Self> {
+    pub(crate) fn of_members(found: Membership, options: DeviceSetOptions, sprouts_from: Option<Uuid>) -> Result<Self> {
         let Membership { newest, members, target, seeds, logs, primary_lost, has_read_only } = found;
         features::check_readable(&newest.superblock)?;
         let write_refusal = write_refusal(&newest.superblock, primary_lost.as_deref());
@@ -178,7 +178,7 @@ impl Volumes {
 
     /// The reason why the filesystem cannot be written, if any, such as unsupported features or profiles, or missing
     /// devices, which it names. The result is final once all device items and chunks are added. The result does not
-    /// depend on [`OpenOptions::read_only`].
+    /// depend on [`DeviceSetOptions::read_only`].
     pub fn write_refusal(&self) -> Option<String> {
         let missing = self.missing_devices();
         let by_chunk = || {
@@ -255,7 +255,7 @@ impl Volumes {
     /// Adds a chunk of the chunk tree. Adding an equal chunk again is allowed. A chunk that overlaps another,
     /// contradicts itself or ends past its device is corrupt. [`Volumes::settle_members`] checks its devices.
     pub fn add_chunk(&self, logical: Logical, chunk: ChunkItem) -> Result<()> {
-        let stripe_len = profile::Geometry::of(logical, &chunk, self.superblock.sectorsize)
+        let stripe_len = profile::ChunkGeometry::of(logical, &chunk, self.superblock.sectorsize)
             .map_err(|cause| Corrupt::new(cause).at(logical))?
             .stripe_len_bytes();
         for stripe in &chunk.stripes {
@@ -305,7 +305,7 @@ impl Volumes {
         let wish = self.wish(&devices, flags, max_len)?;
         let place = |device: &PlaceableDevice| {
             self.with_space(device, |space| {
-                Some(Place {
+                Some(CandidateDevice {
                     devid: device.devid,
                     uuid: device.uuid,
                     hole: space.best_hole(wish.device_bytes())?,

@@ -14,7 +14,7 @@ use ubtrfs_format::{FormatError, check_superblock, check_superblock_but_flags};
 
 /// A device's superblock.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
+pub(crate) struct FoundSuperblock {
     pub(crate) superblock: Superblock,
     /// Number of the mirror; 0 is the primary.
     pub(crate) mirror: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Found {
 }
 
 /// Finds the newest valid superblock of a device. With `ignore_flags`, it may have unknown flags.
-pub(crate) fn find(device: &dyn Device, ignore_flags: bool) -> Result<Found> {
+pub(crate) fn find(device: &dyn Device, ignore_flags: bool) -> Result<FoundSuperblock> {
     let read_mirror = |mirror: usize| read_mirror_with(device, mirror, ignore_flags);
     let primary = read_mirror(0);
     let primary_lost = matches!(&primary, Err(Unusable::NotBtrfs));
@@ -54,7 +54,7 @@ pub(crate) fn find(device: &dyn Device, ignore_flags: bool) -> Result<Found> {
                 hint: "show them with `ubtrfs inspect dump-super --all`, and restore the image from a backup",
             });
         }
-        return Ok(Found { superblock, mirror, primary_lost });
+        return Ok(FoundSuperblock { superblock, mirror, primary_lost });
     }
     Err(match primary {
         Err(Unusable::Io(source)) => {

@@ -250,7 +250,7 @@ impl Volumes {
         let member = self.member_for_twin(devid)?;
         let _exclusive = self.layout_lock.write();
         let chunks = self.chunks.all();
-        let is_moving_here = |target: &crate::migration::Target| target.has_fresh_stripe_on(devid);
+        let is_moving_here = |target: &crate::migration::MigrationTarget| target.has_fresh_stripe_on(devid);
         if let Some(moving) = chunks.iter().find(|chunk| chunk.target.as_deref().is_some_and(is_moving_here)) {
             return Err(Error::BlockGroupBusy { start: moving.start(), work: "moved" });
         }

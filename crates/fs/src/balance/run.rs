@@ -21,7 +21,7 @@ use std::time::Duration;
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem, BlockGroupFlags};
 use ubtrfs_format::{Key, KeyType, Logical, Profile, RootId, objectid};
-use ubtrfs_transaction::{BlockGroup, ConversionTargets, Job, Placement, RelocationFailure};
+use ubtrfs_transaction::{BlockGroup, ChunkPlacement, ConversionTargets, Job, RelocationFailure};
 
 use crate::balance::filter::{args_for, for_resumption, has_usage, limits, profile_of, takes};
 use crate::balance::state::{BalanceCounts, BalanceStatus, StopRequest};
@@ -394,7 +394,7 @@ impl Fs {
         let is_mirrored = |flags| Profile::of(flags).is_some_and(|profile| !profile.is_striped());
         let is_simple = is_mirrored(group.flags) && is_mirrored(profile) && !self.engine.is_on_seed(group.start);
         if is_simple && (is_converted || is_drain || is_full) {
-            let placement = Placement { profile: target, keeps_stripes: is_converted };
+            let placement = ChunkPlacement { profile: target, keeps_stripes: is_converted };
             match self.engine.migrate_chunk(group.start, &placement, job) {
                 Ok(_) => {
                     self.balance.count(|counts| counts.migrated += 1);

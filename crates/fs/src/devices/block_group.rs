@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ubtrfs_format::Logical;
 use ubtrfs_format::item::ChunkItem;
-use ubtrfs_transaction::{BlockGroup, Job, MigratedChunk, Placement};
+use ubtrfs_transaction::{BlockGroup, ChunkPlacement, Job, MigratedChunk};
 
 use crate::Fs;
 use crate::error::Result;
@@ -27,7 +27,7 @@ impl Fs {
     /// # Errors
     ///
     /// As for [`ubtrfs_transaction::Engine::migrate_chunk`]. After an error, the block group is unchanged.
-    pub fn migrate_block_group(&self, start: Logical, placement: &Placement, job: &Job) -> Result<MigratedChunk> {
+    pub fn migrate_block_group(&self, start: Logical, placement: &ChunkPlacement, job: &Job) -> Result<MigratedChunk> {
         self.context.check_mounted_writable()?;
         Ok(self.engine.migrate_chunk(start, placement, job)?)
     }

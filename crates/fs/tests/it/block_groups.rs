@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::{DevId, Ino, RootId};
-use ubtrfs_fs::{Caller, Error, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, Placement};
+use ubtrfs_fs::{Caller, ChunkPlacement, Error, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{
     Compare, Driver, FaultDevice, FaultKind, FaultPlan, FsTarget, Image, Medium, MediumDevice, Model, RecordingDevice,
@@ -40,7 +40,11 @@ fn move_all(fs: &Fs, profile: Option<BlockGroupFlags>, keeps_stripes: bool) -> R
     let mut copied = 0;
     for group in fs.block_groups() {
         let profile = profile.unwrap_or(group.flags & BlockGroupFlags::PROFILES);
-        match fs.migrate_block_group(group.start, &Placement { profile: Some(profile), keeps_stripes }, &Job::new()) {
+        match fs.migrate_block_group(
+            group.start,
+            &ChunkPlacement { profile: Some(profile), keeps_stripes },
+            &Job::new(),
+        ) {
             Ok(moved) => copied += moved.copied_bytes,
             // Another thread's commit removed the group because it was empty.
             Err(error) if error.to_string().contains("there is no block group") => {}
@@ -357,7 +361,7 @@ fn moves_resizes_and_removals_go_together() {
                     let profile = group.flags & BlockGroupFlags::PROFILES;
                     let moved = fs.migrate_block_group(
                         group.start,
-                        &Placement { profile: Some(profile), keeps_stripes: false },
+                        &ChunkPlacement { profile: Some(profile), keeps_stripes: false },
                         &Job::new(),
                     );
                     if let Err(error) = moved {
@@ -595,7 +599,7 @@ fn a_commit_beside_a_conversion_to_single_is_no_damage() {
             fs.sync()
         });
         device.set(Stage::Armed(copies));
-        let placement = Placement { profile: Some(SINGLE), keeps_stripes: true };
+        let placement = ChunkPlacement { profile: Some(SINGLE), keeps_stripes: true };
         let moved = fs.migrate_block_group(group.start, &placement, &Job::new());
         assert!(moved.unwrap().has_changed);
         committer.join().unwrap().unwrap();

@@ -1,7 +1,7 @@
 //! Chunks that move on the device, change their profile or are given up, beside writers, trims and snapshots.
 
 use ubtrfs_format::DevId;
-use ubtrfs_transaction::Placement;
+use ubtrfs_transaction::ChunkPlacement;
 
 use super::*;
 
@@ -44,7 +44,7 @@ fn writers_beside_moving_chunks_and_trims_lose_nothing() {
                 bed.for_time(Duration::from_secs(2), || {
                     let group = *rng.pick(&bed.fs.block_groups());
                     let profile = if rng.one_in(2) { BlockGroupFlags::DUP } else { BlockGroupFlags::empty() };
-                    let placement = Placement { profile: Some(profile), keeps_stripes: rng.one_in(2) };
+                    let placement = ChunkPlacement { profile: Some(profile), keeps_stripes: rng.one_in(2) };
                     nr_moved += u64::from(bed.fs.migrate_block_group(group.start, &placement, &Job::new()).is_ok());
                     number += 1;
                     if number % 4 == 0 {

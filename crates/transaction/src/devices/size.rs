@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::{DevId, Logical};
-use ubtrfs_volumes::Placement;
+use ubtrfs_volumes::ChunkPlacement;
 
 use crate::engine::Engine;
 use crate::extents::device_items::DeviceChange;
@@ -137,7 +137,7 @@ impl Engine {
         if self.space.is_on_seed(start) {
             return self.empty_for_resize(start, job);
         }
-        let placement = Placement { profile: None, keeps_stripes: true };
+        let placement = ChunkPlacement { profile: None, keeps_stripes: true };
         match self.migrate_chunk(start, &placement, job) {
             Err(Error::NoSpace) => {}
             moved => return moved.map(drop),

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ubtrfs_device::AlignedBuf;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::Logical;
-use ubtrfs_volumes::{MIGRATION_PIECE_BYTES, Placement};
+use ubtrfs_volumes::{ChunkPlacement, MIGRATION_PIECE_BYTES};
 
 use crate::engine::Engine;
 use crate::job::Job;
@@ -32,7 +32,7 @@ impl Engine {
     /// [`Error::NoSpace`] if the devices have no room; [`Error::Cancelled`]; [`Error::Refused`] if there is no such
     /// block group; [`Error::BlockGroupBusy`]; an error of a read, a write or a commit; [`Error::Corrupt`] if data
     /// contradicts its checksum. After an error, the block group stays where it was.
-    pub fn migrate_chunk(&self, start: Logical, placement: &Placement, job: &Job) -> Result<MigratedChunk> {
+    pub fn migrate_chunk(&self, start: Logical, placement: &ChunkPlacement, job: &Job) -> Result<MigratedChunk> {
         self.abort_state.check_not_aborted()?;
         if self.space.is_on_seed(start) {
             // Its tree blocks carry the fsid of the seed, with which they may only lie on a seed device.
@@ -57,7 +57,7 @@ impl Engine {
         moved
     }
 
-    fn copy_and_record(&self, start: Logical, placement: &Placement, job: &Job) -> Result<MigratedChunk> {
+    fn copy_and_record(&self, start: Logical, placement: &ChunkPlacement, job: &Job) -> Result<MigratedChunk> {
         let group = self.space.block_group_at(start).filter(|group| group.start == start);
         let chunk = self.volumes.chunk_at(start).filter(|(logical, _)| *logical == start);
         let (Some(group), Some((_, chunk))) = (group, chunk) else {

@@ -21,11 +21,11 @@ impl Default for RangeLocks {
 }
 
 /// Shared locks of a write: those of its first two ranges, and those of further ranges.
-pub(crate) type Writing<'l> = ([Option<RwLockReadGuard<'l, ()>>; 2], Vec<RwLockReadGuard<'l, ()>>);
+pub(crate) type WriteLocks<'l> = ([Option<RwLockReadGuard<'l, ()>>; 2], Vec<RwLockReadGuard<'l, ()>>);
 
 impl RangeLocks {
     /// Prevents repairs of these bytes while the guards are held.
-    pub(crate) fn write(&self, at: Logical, len_bytes: u64) -> Writing<'_> {
+    pub(crate) fn write(&self, at: Logical, len_bytes: u64) -> WriteLocks<'_> {
         let mut locks = self.locks_of(at, len_bytes).map(|lock| lock.read());
         ([locks.next(), locks.next()], locks.collect())
     }

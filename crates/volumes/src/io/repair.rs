@@ -31,7 +31,7 @@ pub struct Refreshed {
 
 /// The reason why a unit of a copy is bad.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Bad {
+pub(super) enum BadCopyReason {
     Unreadable,
     Content(FormatError),
 }
@@ -41,9 +41,9 @@ pub(super) enum Bad {
 pub(super) enum Mended {
     Good,
     /// It was bad, and another copy is good. It was written again if that was allowed.
-    Repaired(Bad),
+    Repaired(BadCopyReason),
     /// No copy is good.
-    Lost(Bad),
+    Lost(BadCopyReason),
 }
 
 /// What [`Volumes::mend_range`] makes good.
@@ -187,7 +187,7 @@ impl Volumes {
         let (own, others): (Vec<usize>, Vec<usize>) = (0..chunk.geometry.nr_copies())
             .partition(|&copy| chunk.geometry.segments(offset, buf.len() as u64, copy).any(is_own));
         let check = |index: usize, unit: &[u8]| match mending.verify {
-            Some(verify) => verify(first_unit.saturating_add(index), unit).map_err(Bad::Content),
+            Some(verify) => verify(first_unit.saturating_add(index), unit).map_err(BadCopyReason::Content),
             None => Ok(()),
         };
         let to_twin = matches!(mending.mend, Mend::Twin { .. });
@@ -200,7 +200,7 @@ impl Volumes {
             let nr_units = buf.len().div_ceil(mending.unit_bytes);
             if to_twin && !is_read && others.iter().any(|&other| self.read_good(at, buf, other, first_unit, mending)) {
                 self.write_twin_copy(&chunk, offset, buf, copy);
-                (0..nr_units).for_each(|index| tell(index, Mended::Repaired(Bad::Unreadable)));
+                (0..nr_units).for_each(|index| tell(index, Mended::Repaired(BadCopyReason::Unreadable)));
                 continue;
             }
             for (index, unit) in buf.chunks_mut(mending.unit_bytes).enumerate() {
@@ -208,7 +208,7 @@ impl Volumes {
                 let (here, offset) = (at.advance(from_start), offset.saturating_add(from_start));
                 // A device may be able to read a part of what it cannot read as a whole.
                 let is_read = is_read || (is_usable && !is_avoided && self.read_copy(here, unit, copy).is_ok());
-                let Err(bad) = (if is_read { check(index, unit) } else { Err(Bad::Unreadable) }) else {
+                let Err(bad) = (if is_read { check(index, unit) } else { Err(BadCopyReason::Unreadable) }) else {
                     if to_twin {
                         self.write_twin_copy(&chunk, offset, unit, copy);
                     }

@@ -22,7 +22,7 @@ use ubtrfs_format::{DevId, FormatError, Generation, Logical, Physical};
 use super::missing;
 use crate::chunk_map::Chunk;
 use crate::io::read::Verify;
-use crate::io::repair::{Bad, Mend, Mended, Mending};
+use crate::io::repair::{BadCopyReason, Mend, Mended, Mending};
 use crate::member::Stat;
 use crate::profile::{STRIPE_LEN, Segment};
 use crate::set::{Volumes, unmapped};
@@ -177,8 +177,8 @@ impl Volumes {
                 Mended::Lost(bad) => (bad, false),
             };
             let cause = match bad {
-                Bad::Unreadable => None,
-                Bad::Content(cause) => Some(cause),
+                BadCopyReason::Unreadable => None,
+                BadCopyReason::Content(cause) => Some(cause),
             };
             tell(BadUnit { index, cause, has_good_copy });
         });

@@ -26,13 +26,13 @@ use crate::set::Volumes;
 
 /// Whether readers verify the content.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Content {
+enum ContentVerification {
     Verified,
     Unverified,
 }
 
 /// Content that goes to the same offset of several stripes, its copies.
-struct Piece<'b> {
+struct MirroredPiece<'b> {
     stripes: Range<usize>,
     offset: u64,
     len_bytes: u64,
@@ -56,16 +56,16 @@ impl Volumes {
 
     /// Writes consecutive buffers to all copies. After an error the copies may differ.
     pub fn write_vectored(&self, logical: Logical, bufs: &[IoSlice<'_>]) -> Result<()> {
-        self.write_copies(logical, bufs, Content::Unverified)
+        self.write_copies(logical, bufs, ContentVerification::Unverified)
     }
 
     /// Writes consecutive buffers of content that readers verify (W2, W3). The device's statistics count each failed
     /// write of a copy. A reader that finds the copy bad repairs it.
     pub fn write_verifiable(&self, logical: Logical, bufs: &[IoSlice<'_>]) -> Result<()> {
-        self.write_copies(logical, bufs, Content::Verified)
+        self.write_copies(logical, bufs, ContentVerification::Verified)
     }
 
-    fn write_copies(&self, logical: Logical, bufs: &[IoSlice<'_>], content: Content) -> Result<()> {
+    fn write_copies(&self, logical: Logical, bufs: &[IoSlice<'_>], content: ContentVerification) -> Result<()> {
         self.check_writable()?;
         let _layout = self.layout_lock.read();
         let total: usize = bufs.iter().map(|buf| buf.len()).sum();
@@ -90,7 +90,14 @@ impl Volumes {
     }
 
     /// Writes `len` bytes, which must lie inside `chunk` from `offset` on.
-    fn write_part(&self, chunk: &Chunk, offset: u64, bufs: &[IoSlice<'_>], len: usize, content: Content) -> Result<()> {
+    fn write_part(
+        &self,
+        chunk: &Chunk,
+        offset: u64,
+        bufs: &[IoSlice<'_>],
+        len: usize,
+        content: ContentVerification,
+    ) -> Result<()> {
         assert!(!self.is_on_seed(chunk), "E1 of `seed`: a chunk on a seed is written");
         if chunk.geometry.has_parity() {
             return Err(Error::ReadOnly { reason: "RAID5 and RAID6 are supported for reading only".to_owned() });
@@ -139,10 +146,10 @@ impl Volumes {
         &self,
         chunk: &Chunk,
         range: Range<u64>,
-        pieces: &[Piece<'_>],
+        pieces: &[MirroredPiece<'_>],
         writes: &[CopyWrite<'_>],
         results: Vec<Option<Result<()>>>,
-        content: Content,
+        content: ContentVerification,
     ) -> Result<()> {
         let has_redundancy = chunk.geometry.has_redundancy();
         let mut is_written = vec![false; pieces.len()];
@@ -176,17 +183,17 @@ impl Volumes {
         }
         for (write, error) in failures {
             match (&write.member, content) {
-                (Some(member), Content::Verified) if has_redundancy => {
+                (Some(member), ContentVerification::Verified) if has_redundancy => {
                     tracing::warn!("writing a copy of {} failed: {error}", Logical(range.start));
                     if !member.note_failed(range.clone()) {
                         self.kick(member, error)?;
                     }
                 }
-                (Some(member), Content::Unverified) if has_redundancy => self.kick(member, error)?,
-                (_, Content::Verified) => {
+                (Some(member), ContentVerification::Unverified) if has_redundancy => self.kick(member, error)?,
+                (_, ContentVerification::Verified) => {
                     tracing::warn!("writing a copy of {} failed: {error}", Logical(range.start));
                 }
-                (_, Content::Unverified) => return Err(error),
+                (_, ContentVerification::Unverified) => return Err(error),
             }
         }
         Ok(())
@@ -195,13 +202,13 @@ impl Volumes {
 
 /// Cuts `len` bytes from `offset` on into the pieces of the chunk's stripes. The segments of a stripe are consecutive
 /// on it, so they form one piece.
-fn pieces_of<'b>(chunk: &Chunk, offset: u64, bufs: &'b [IoSlice<'b>], len: usize) -> Vec<Piece<'b>> {
+fn pieces_of<'b>(chunk: &Chunk, offset: u64, bufs: &'b [IoSlice<'b>], len: usize) -> Vec<MirroredPiece<'b>> {
     let nr_copies = chunk.geometry.nr_copies();
     let len_bytes = len as u64;
     if chunk.geometry.is_mirrored() {
-        return vec![Piece { stripes: 0..nr_copies, offset, len_bytes, bufs: Cow::Borrowed(bufs) }];
+        return vec![MirroredPiece { stripes: 0..nr_copies, offset, len_bytes, bufs: Cow::Borrowed(bufs) }];
     }
-    let mut pieces: Vec<Piece<'b>> = Vec::new();
+    let mut pieces: Vec<MirroredPiece<'b>> = Vec::new();
     let mut done = 0usize;
     for segment in chunk.geometry.segments(offset, len_bytes, 0) {
         let part = slice_bufs(bufs, done, segment.len_bytes as usize);
@@ -211,7 +218,7 @@ fn pieces_of<'b>(chunk: &Chunk, offset: u64, bufs: &'b [IoSlice<'b>], len: usize
                 piece.len_bytes = piece.len_bytes.saturating_add(segment.len_bytes);
                 piece.bufs.to_mut().extend(part);
             }
-            None => pieces.push(Piece {
+            None => pieces.push(MirroredPiece {
                 stripes: segment.stripe..segment.stripe.saturating_add(nr_copies),
                 offset: segment.offset,
                 len_bytes: segment.len_bytes,

@@ -14,7 +14,7 @@ use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevStatsItem, DeviceRecord
 use ubtrfs_format::node::finish_block;
 use ubtrfs_format::superblock::{Incompat, SYS_CHUNK_ARRAY_SIZE, Superblock};
 use ubtrfs_format::{CsumType, DevId, FormatError, Generation, Key, KeyType, Logical, Physical};
-use ubtrfs_volumes::{LogPromise, MemberState, OpenOptions, Refreshed, Tuning, Volumes, tune};
+use ubtrfs_volumes::{DeviceSetOptions, LogPromise, MemberState, Refreshed, Tuning, Volumes, tune};
 use uuid::Uuid;
 
 use crate::common::{CHUNK, MIB, chunk, dev_item, put, superblock};
@@ -124,10 +124,10 @@ fn set_generation(devices: &[Arc<Faulty>], devid: u64, profile: BlockGroupFlags,
 }
 
 fn open(devices: &[Arc<Faulty>]) -> Volumes {
-    open_with(devices, OpenOptions::default()).unwrap()
+    open_with(devices, DeviceSetOptions::default()).unwrap()
 }
 
-fn open_with(devices: &[Arc<Faulty>], options: OpenOptions) -> Result<Volumes, Error> {
+fn open_with(devices: &[Arc<Faulty>], options: DeviceSetOptions) -> Result<Volumes, Error> {
     Volumes::open(devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect(), options)
 }
 
@@ -301,7 +301,7 @@ fn m2_a_device_one_generation_behind_counts_and_is_read_last() {
     let set = |devid, generation| set_generation(&devices, devid, BlockGroupFlags::RAID10, generation);
     set(3, 11);
     // Device 2 has the only copy of the first column.
-    let open = || open_with(&devices[1..], OpenOptions { degraded: true, ..OpenOptions::default() }).unwrap();
+    let open = || open_with(&devices[1..], DeviceSetOptions { degraded: true, ..DeviceSetOptions::default() }).unwrap();
     let volumes = open();
     assert_eq!(states(&volumes)[..2], [MemberState::Late(Generation(10)), MemberState::InSync]);
     assert_eq!(volumes.write_refusal(), None);
@@ -502,7 +502,7 @@ fn i1_i3_copies_and_forks_of_a_device_are_refused_in_one_line() {
         let mut sb = superblock_of(2, 2, BlockGroupFlags::RAID1);
         change(&mut sb);
         put(&devices[1].memory, &sb, 65536);
-        let text = open_with(&devices, OpenOptions::default()).unwrap_err().to_string();
+        let text = open_with(&devices, DeviceSetOptions::default()).unwrap_err().to_string();
         assert!(!text.contains('\n'), "{text}");
         text
     };
@@ -557,7 +557,8 @@ fn a_device_that_is_given_twice_is_not_tuned() {
 fn without_all_devices_writing_needs_the_option_and_surviving_chunks() {
     let some = |profile, nr_given: usize, degraded| {
         let volumes =
-            open_with(&devices(3, profile)[..nr_given], OpenOptions { degraded, ..OpenOptions::default() }).unwrap();
+            open_with(&devices(3, profile)[..nr_given], DeviceSetOptions { degraded, ..DeviceSetOptions::default() })
+                .unwrap();
         let refusal = volumes.write_refusal();
         if refusal.is_none() {
             volumes.write(AT, &[1; 4096]).unwrap();

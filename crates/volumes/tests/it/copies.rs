@@ -10,10 +10,10 @@ use ubtrfs_error::Error;
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevStatsItem, DeviceRecord};
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, FormatError, Generation, Logical, Physical};
-use ubtrfs_volumes::{OpenOptions, Volumes};
+use ubtrfs_volumes::{DeviceSetOptions, Volumes};
 
 fn volumes(device: &std::sync::Arc<Recorder>) -> Volumes {
-    Volumes::open(vec![device.clone()], OpenOptions::default()).unwrap()
+    Volumes::open(vec![device.clone()], DeviceSetOptions::default()).unwrap()
 }
 
 /// Accepts a piece that repeats the byte `index + 1`.
@@ -106,7 +106,8 @@ fn a_read_only_filesystem_is_not_healed() {
     device.write_at(COPIES[0], b"rot").unwrap();
     device.asked.lock().unwrap().clear();
     let volumes =
-        Volumes::open(vec![device.clone()], OpenOptions { read_only: true, ..OpenOptions::default() }).unwrap();
+        Volumes::open(vec![device.clone()], DeviceSetOptions { read_only: true, ..DeviceSetOptions::default() })
+            .unwrap();
     let mut found = vec![0; 4096];
     volumes.read(AT, &mut found, 4096, &is_index).unwrap();
     assert_eq!(found, content(1));
@@ -236,7 +237,7 @@ fn chunks_past_the_device_are_corrupt() {
     // Only one of two devices is given.
     let device = Recorder::new(32 * MIB);
     crate::common::put(&device.memory, &Superblock { num_devices: 2, ..crate::common::superblock(32 * MIB) }, 65536);
-    let volumes = Volumes::open(vec![device], OpenOptions::default()).unwrap();
+    let volumes = Volumes::open(vec![device], DeviceSetOptions::default()).unwrap();
     volumes.add_chunk(Logical(2 << 40), elsewhere).unwrap();
     volumes.set_dev_item(&dev_item(2, 1 << 40)).unwrap();
     let missing = &volumes.devices()[1];

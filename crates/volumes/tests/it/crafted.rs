@@ -9,7 +9,7 @@ use ubtrfs_device::{Device, MemoryDevice};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevItem};
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, Logical};
-use ubtrfs_volumes::{OpenOptions, Volumes};
+use ubtrfs_volumes::{DeviceSetOptions, Volumes};
 
 /// The splitmix64 generator.
 struct Random(u64);
@@ -96,7 +96,7 @@ fn crafted_superblocks() {
         let sb = Superblock::decode(&raw).unwrap();
         let device = MemoryDevice::new(32 * MIB);
         device.write_at(65536, &sb.encode_with_csum()).unwrap();
-        if let Ok(volumes) = Volumes::open(vec![Arc::new(device)], OpenOptions::default()) {
+        if let Ok(volumes) = Volumes::open(vec![Arc::new(device)], DeviceSetOptions::default()) {
             use_all(&volumes, sb.chunk_root);
             nr_opened += 1;
         }
@@ -111,7 +111,7 @@ fn crafted_chunks_and_devices() {
         let device = MemoryDevice::new(32 * MIB);
         let num_devices = 1 + random.next() % 2;
         crate::common::put(&device, &Superblock { num_devices, ..superblock(32 * MIB) }, 65536);
-        let volumes = Volumes::open(vec![Arc::new(device)], OpenOptions::default()).unwrap();
+        let volumes = Volumes::open(vec![Arc::new(device)], DeviceSetOptions::default()).unwrap();
         for _ in 0..4 {
             let mut item = chunk();
             for stripe in &mut item.stripes {

@@ -10,7 +10,7 @@ use ubtrfs_error::Error;
 use ubtrfs_format::item::{ChunkItem, DevItem};
 use ubtrfs_format::node::{NodeView, verify_csum};
 use ubtrfs_format::{CsumType, KeyType, Logical};
-use ubtrfs_volumes::{OpenOptions, Volumes};
+use ubtrfs_volumes::{DeviceSetOptions, Volumes};
 
 fn run(program: &str, args: &[&str]) -> Result<String, String> {
     let output = Command::new(program).args(args).output().map_err(|error| format!("{program}: {error}"))?;
@@ -92,7 +92,7 @@ fn images(dir: &Path, profile: &str, nr_devices: usize) -> Vec<PathBuf> {
 
 fn open(images: &[PathBuf], access: Access) -> Result<Volumes, Error> {
     let device = |image: &PathBuf| -> Arc<dyn Device> { Arc::new(FileDevice::open(image, access).unwrap()) };
-    let options = OpenOptions { read_only: access == Access::ReadOnly, ..OpenOptions::default() };
+    let options = DeviceSetOptions { read_only: access == Access::ReadOnly, ..DeviceSetOptions::default() };
     Volumes::open(images.iter().map(device).collect(), options)
 }
 

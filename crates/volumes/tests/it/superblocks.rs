@@ -9,11 +9,11 @@ use ubtrfs_error::Error;
 use ubtrfs_format::item::DevItem;
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, Generation, Logical};
-use ubtrfs_volumes::{OpenOptions, SuperCopies, Volumes};
+use ubtrfs_volumes::{DeviceSetOptions, SuperCopies, Volumes};
 use uuid::Uuid;
 
 fn open(device: MemoryDevice) -> Result<Volumes, Error> {
-    Volumes::open(vec![Arc::new(device)], OpenOptions::default())
+    Volumes::open(vec![Arc::new(device)], DeviceSetOptions::default())
 }
 
 fn generation(n: u64, sb: Superblock) -> Superblock {
@@ -127,7 +127,7 @@ fn refusals_name_their_reason() {
     assert!(refused(&Superblock { sys_chunk_array_size: 100, ..good.clone() }, 32 * MIB).contains("sys_chunk_array"));
     assert!(refused(&Superblock { sys_chunk_array_size: 0, ..good.clone() }, 32 * MIB).contains("sys_chunk_array"));
     assert!(refused(&Superblock { chunk_root: Logical(1 << 40), ..good }, 32 * MIB).contains("1099511627776"));
-    assert!(matches!(Volumes::open(Vec::new(), OpenOptions::default()), Err(Error::Refused { .. })));
+    assert!(matches!(Volumes::open(Vec::new(), DeviceSetOptions::default()), Err(Error::Refused { .. })));
 }
 
 #[test]
@@ -156,10 +156,10 @@ fn devices_that_do_not_belong_together_are_refused() {
         put(&device, &sb, 65536);
         Arc::new(device)
     };
-    let error = |devices| Volumes::open(devices, OpenOptions::default()).unwrap_err().to_string();
+    let error = |devices| Volumes::open(devices, DeviceSetOptions::default()).unwrap_err().to_string();
     assert!(error(vec![device(1, 7), device(2, 8)]).contains("belongs to filesystem"));
     assert!(error(vec![device(1, 7), device(1, 7)]).contains("both device 1"));
-    let both = Volumes::open(vec![device(1, 7), device(2, 7)], OpenOptions::default()).unwrap();
+    let both = Volumes::open(vec![device(1, 7), device(2, 7)], DeviceSetOptions::default()).unwrap();
     assert_eq!(both.write_refusal(), None);
     assert_eq!(both.devices().iter().map(|device| device.devid).collect::<Vec<_>>(), [DevId(1), DevId(2)]);
 }
@@ -167,7 +167,7 @@ fn devices_that_do_not_belong_together_are_refused() {
 #[test]
 fn i3_mirrors_follow_a_durable_primary() {
     let device = Recorder::formatted(300 << 30);
-    let volumes = Volumes::open(vec![device.clone()], OpenOptions::default()).unwrap();
+    let volumes = Volumes::open(vec![device.clone()], DeviceSetOptions::default()).unwrap();
     let sb = generation(11, volumes.superblock().clone());
     let mut item = volumes.dev_item(DevId(1)).unwrap();
     item.bytes_used = 8 * MIB;
@@ -188,19 +188,19 @@ fn i3_mirrors_follow_a_durable_primary() {
 #[test]
 fn i3_a_torn_primary_leaves_the_previous_commit() {
     let device = Recorder::formatted(100 * MIB);
-    let volumes = Volumes::open(vec![device.clone()], OpenOptions::default()).unwrap();
+    let volumes = Volumes::open(vec![device.clone()], DeviceSetOptions::default()).unwrap();
     let of = |n| generation(n, volumes.superblock().clone());
     volumes.write_superblock(&of(11)).unwrap();
     let mut newer = of(12);
     newer.super_roots[0].tree_root = Logical(77);
     let torn = Superblock { bytenr: 65536, ..newer }.encode_with_csum();
     device.write_at(65536, &torn[..512]).unwrap();
-    let volumes = Volumes::open(vec![device.clone()], OpenOptions::default()).unwrap();
+    let volumes = Volumes::open(vec![device.clone()], DeviceSetOptions::default()).unwrap();
     assert_eq!((volumes.superblock().generation.0, volumes.superblock_mirror()), (11, 1));
     assert_eq!(volumes.write_refusal(), None);
     // The next commit repairs the primary.
     volumes.write_superblock(&generation(12, volumes.superblock().clone())).unwrap();
-    let volumes = Volumes::open(vec![device], OpenOptions::default()).unwrap();
+    let volumes = Volumes::open(vec![device], DeviceSetOptions::default()).unwrap();
     assert_eq!((volumes.superblock().generation.0, volumes.superblock_mirror()), (12, 0));
 }
 
@@ -208,7 +208,8 @@ fn i3_a_torn_primary_leaves_the_previous_commit() {
 fn a_read_only_open_writes_nothing() {
     let device = Recorder::formatted(32 * MIB);
     let volumes =
-        Volumes::open(vec![device.clone()], OpenOptions { read_only: true, ..OpenOptions::default() }).unwrap();
+        Volumes::open(vec![device.clone()], DeviceSetOptions { read_only: true, ..DeviceSetOptions::default() })
+            .unwrap();
     assert_eq!(volumes.write_refusal(), None);
     assert!(volumes.write_superblock(volumes.superblock()).is_err());
     assert!(volumes.write(crate::common::CHUNK, &[0; 4096]).is_err());
@@ -219,7 +220,7 @@ fn a_read_only_open_writes_nothing() {
 #[test]
 fn i4_a_superblock_keeps_the_uuids_of_its_own_device() {
     let device = Recorder::formatted(100 * MIB);
-    let volumes = Volumes::open(vec![device.clone()], OpenOptions::default()).unwrap();
+    let volumes = Volumes::open(vec![device.clone()], DeviceSetOptions::default()).unwrap();
     let own = volumes.dev_item(DevId(1)).unwrap();
     let foreign = Uuid::from_bytes([9; 16]);
     for item in [DevItem { uuid: foreign, ..own.clone() }, DevItem { fsid: foreign, ..own.clone() }] {
@@ -232,7 +233,7 @@ fn i4_a_superblock_keeps_the_uuids_of_its_own_device() {
 #[test]
 fn i4_no_superblock_is_written_that_would_be_refused() {
     let device = Recorder::formatted(100 * MIB);
-    let volumes = Volumes::open(vec![device.clone()], OpenOptions::default()).unwrap();
+    let volumes = Volumes::open(vec![device.clone()], DeviceSetOptions::default()).unwrap();
     let good = generation(11, volumes.superblock().clone());
     let mut broken = vec![Superblock { fsid: Uuid::from_bytes([9; 16]), ..good.clone() }];
     broken.push(Superblock { sys_chunk_array_size: 5, ..good.clone() });

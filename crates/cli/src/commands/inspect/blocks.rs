@@ -16,7 +16,7 @@ use ubtrfs_format::node::{NodeView, verify_csum};
 use ubtrfs_format::print::PrintOptions;
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{FormatError, Generation, Key, KeyType, Logical, RootId};
-use ubtrfs_volumes::{OpenOptions, Volumes};
+use ubtrfs_volumes::{DeviceSetOptions, Volumes};
 
 /// The tree blocks of one filesystem.
 pub(super) struct Blocks {
@@ -59,7 +59,7 @@ pub(super) enum Order {
 impl Blocks {
     /// Opens the filesystem on these devices, and reads as much of the chunk tree as possible.
     pub(super) fn open(devices: Vec<Arc<dyn Device>>) -> anyhow::Result<Self> {
-        let volumes = Volumes::open(devices, OpenOptions { read_only: true, ..OpenOptions::default() })?;
+        let volumes = Volumes::open(devices, DeviceSetOptions { read_only: true, ..DeviceSetOptions::default() })?;
         let nodesize = usize::try_from(volumes.superblock().nodesize).context("the node size is checked")?;
         let check = CheckContext::new(volumes.superblock()).with_seeds(&volumes.seed_fsids()).for_reading_only(true);
         let blocks = Self { volumes, nodesize, check };
