@@ -37,7 +37,7 @@ pub struct BlockGroup {
 }
 
 #[derive(Debug)]
-pub(crate) struct Group {
+pub(crate) struct BlockGroupState {
     pub(crate) item: BlockGroup,
     pub(crate) read_only: bool,
     /// Whether the group is read-only for ever, because it lies on a seed device.
@@ -51,7 +51,7 @@ pub(crate) struct Group {
     mirrors: RangeSet,
 }
 
-impl Group {
+impl BlockGroupState {
     /// Makes a block group. `free` may include the mirrors.
     pub(crate) fn new(item: BlockGroup, free: Vec<Range<u64>>, mirrors: Vec<Range<u64>>, sector: u64) -> Result<Self> {
         let bounds = item.start.0..item.start.0.checked_add(item.len_bytes).ok_or_else(|| {

@@ -16,7 +16,7 @@ mod space_info;
 
 pub use block_group::BlockGroup;
 pub use delayed_ref::{DelayedRefHead, DelayedRefs, ExtentKind, OwnerMark, RefKey};
-pub use range_set::{Joined, RangeSet};
+pub use range_set::{JoinedRanges, RangeSet};
 pub use ref_deltas::RefDeltas;
 pub use reservation::{Reservation, Shortage};
 pub use space::{OtherGroups, Space, SpaceConfig};

@@ -17,7 +17,7 @@ pub struct RangeSet {
 
 /// The effect of inserting a range: the neighbours that it joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Joined {
+pub struct JoinedRanges {
     /// The range of the set that contains the inserted range and the joined neighbours.
     pub whole: Range<u64>,
     /// The joined neighbour before the inserted range.
@@ -28,7 +28,7 @@ pub struct Joined {
 
 impl RangeSet {
     /// Adds a range. Returns `None`, without a change, if the range is empty or overlaps the set.
-    pub fn insert(&mut self, range: Range<u64>) -> Option<Joined> {
+    pub fn insert(&mut self, range: Range<u64>) -> Option<JoinedRanges> {
         let before = self.ends.range(..=range.start).next_back().map(|(&start, &end)| start..end);
         let after = self.ends.range(range.start..).next().map(|(&start, &end)| start..end);
         let overlaps = before.as_ref().is_some_and(|before| before.end > range.start)
@@ -46,7 +46,7 @@ impl RangeSet {
         self.ends.insert(start, end);
         // I1, I2: the lengths of disjoint ranges add up to at most u64::MAX.
         self.bytes = self.bytes.saturating_add(len_of(&range));
-        Some(Joined { whole: start..end, left, right })
+        Some(JoinedRanges { whole: start..end, left, right })
     }
 
     /// Removes a range and returns the range of the set that contained it. Returns `None`, without a change, if the

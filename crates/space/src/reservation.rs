@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::SpaceKind;
-use crate::space::Inner;
+use crate::space::SharedSpace;
 
 /// A token for reserved bytes. Dropping the token gives the bytes back.
 #[must_use = "a reservation that is dropped at once holds nothing"]
 pub struct Reservation {
-    inner: Arc<Inner>,
+    inner: Arc<SharedSpace>,
     kind: SpaceKind,
     bytes: u64,
 }
@@ -38,7 +38,7 @@ pub struct Shortage {
 
 impl Reservation {
     /// Makes a token for bytes that the caller has just added to `may_use`.
-    pub(crate) fn new(inner: Arc<Inner>, kind: SpaceKind, bytes: u64) -> Self {
+    pub(crate) fn new(inner: Arc<SharedSpace>, kind: SpaceKind, bytes: u64) -> Self {
         inner.tokens().fetch_add(1, Ordering::Relaxed);
         Self { inner, kind, bytes }
     }

@@ -15,7 +15,7 @@ use ubtrfs_error::Result;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::{Generation, Logical};
 
-use crate::block_group::{BlockGroup, Group, corrupt};
+use crate::block_group::{BlockGroup, BlockGroupState, corrupt};
 use crate::space_info::{Fit, SpaceInfo, SpaceState};
 use crate::{Extent, Reservation, Shortage, SpaceKind};
 
@@ -44,11 +44,11 @@ pub enum OtherGroups {
 /// All block groups with their free space, and the reservations.
 #[derive(Debug)]
 pub struct Space {
-    inner: Arc<Inner>,
+    inner: Arc<SharedSpace>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct SharedSpace {
     config: SpaceConfig,
     starts: RwLock<BTreeMap<u64, SpaceKind>>,
     states: [Mutex<SpaceState>; 3],
@@ -62,7 +62,7 @@ impl Space {
     pub fn new(config: SpaceConfig) -> Self {
         let (starts, tokens, walked) = Default::default();
         let states = [false, !config.mixed, false].map(|overcommits| Mutex::new(SpaceState::new(overcommits)));
-        Self { inner: Arc::new(Inner { config, starts, states, tokens, walked }) }
+        Self { inner: Arc::new(SharedSpace { config, starts, states, tokens, walked }) }
     }
 
     /// Adds a block group and marks it dirty. `free` comes from the free space tree, or from the gaps between extents.
@@ -77,7 +77,7 @@ impl Space {
             let expected = "expected one of data, metadata and system, or data and metadata if mixed";
             corrupt("block group", "flags", group.flags.bits(), expected, group.start)
         })?;
-        let state = Group::new(group, free, reserved, self.inner.config.sectorsize.into())?;
+        let state = BlockGroupState::new(group, free, reserved, self.inner.config.sectorsize.into())?;
         let mut starts = self.inner.starts.write();
         let overlap =
             || corrupt("block group", "length", group.len_bytes, "expected no other block group there", group.start);
@@ -150,7 +150,7 @@ impl Space {
     /// Whether no space is used, allocated or pinned in the block group that starts at `start`. True if there is no
     /// such group.
     pub fn is_empty(&self, start: Logical) -> bool {
-        self.inner.state_of_group(start).is_none_or(|state| state.group(start.0).is_none_or(Group::is_empty))
+        self.inner.state_of_group(start).is_none_or(|state| state.group(start.0).is_none_or(BlockGroupState::is_empty))
     }
 
     /// All block groups, sorted.
@@ -363,7 +363,7 @@ impl Space {
     }
 }
 
-impl Inner {
+impl SharedSpace {
     /// The state of a kind. Mixed block groups are in the state of metadata.
     pub(crate) fn state(&self, kind: SpaceKind) -> &Mutex<SpaceState> {
         match kind {

@@ -18,7 +18,7 @@ use ubtrfs_error::Result;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::{Generation, Logical};
 
-use crate::block_group::{BlockGroup, Group, corrupt};
+use crate::block_group::{BlockGroup, BlockGroupState, corrupt};
 use crate::range_set::len_of;
 use crate::{Extent, Shortage, SpaceKind};
 
@@ -60,7 +60,7 @@ pub(crate) struct Fit {
 
 #[derive(Debug, Default)]
 pub(crate) struct SpaceState {
-    groups: BTreeMap<u64, Group>,
+    groups: BTreeMap<u64, BlockGroupState>,
     /// `(longest free run, start)` of the writable groups with free space.
     by_run: BTreeSet<(u64, u64)>,
     /// End of the last allocation that was not made at its hint.
@@ -92,7 +92,7 @@ impl SpaceState {
         Self { overcommits, ..Self::default() }
     }
 
-    pub(crate) fn insert_group(&mut self, group: Group) -> Option<()> {
+    pub(crate) fn insert_group(&mut self, group: BlockGroupState) -> Option<()> {
         let start = group.item.start.0;
         let before = self.groups.range(..group.end()).next_back();
         if before.is_some_and(|(_, before)| before.end() > start) {
@@ -121,12 +121,12 @@ impl SpaceState {
         Some(group.item)
     }
 
-    pub(crate) fn groups(&self) -> impl Iterator<Item = &Group> {
+    pub(crate) fn groups(&self) -> impl Iterator<Item = &BlockGroupState> {
         self.groups.values()
     }
 
     /// The groups in which nothing is used, allocated or pinned.
-    pub(crate) fn empty_groups(&self) -> impl Iterator<Item = &Group> {
+    pub(crate) fn empty_groups(&self) -> impl Iterator<Item = &BlockGroupState> {
         self.empty.iter().filter_map(|start| self.groups.get(start))
     }
 
@@ -137,9 +137,10 @@ impl SpaceState {
     }
 
     /// Groups of these types besides the one at `start`.
-    pub(crate) fn others(&self, start: u64, types: BlockGroupFlags) -> impl Iterator<Item = &Group> {
-        let is_other =
-            move |group: &&Group| group.item.start.0 != start && group.item.flags & BlockGroupFlags::TYPES == types;
+    pub(crate) fn others(&self, start: u64, types: BlockGroupFlags) -> impl Iterator<Item = &BlockGroupState> {
+        let is_other = move |group: &&BlockGroupState| {
+            group.item.start.0 != start && group.item.flags & BlockGroupFlags::TYPES == types
+        };
         self.groups.values().filter(is_other)
     }
 
@@ -147,7 +148,7 @@ impl SpaceState {
         self.groups.len()
     }
 
-    pub(crate) fn group(&self, start: u64) -> Option<&Group> {
+    pub(crate) fn group(&self, start: u64) -> Option<&BlockGroupState> {
         self.groups.get(&start)
     }
 
@@ -341,7 +342,7 @@ impl SpaceState {
     }
 
     /// Changes a block group, and adjusts `totals` and `by_run` (I1).
-    fn update<T>(&mut self, start: u64, change: impl FnOnce(&mut Group) -> T) -> Option<T> {
+    fn update<T>(&mut self, start: u64, change: impl FnOnce(&mut BlockGroupState) -> T) -> Option<T> {
         let group = self.groups.get_mut(&start)?;
         let (contributed, entry) = (contribution(group), run_entry(group));
         let result = change(group);
@@ -372,7 +373,7 @@ impl SpaceState {
         extent
     }
 
-    fn writable_group_at(&self, at: u64) -> Option<&Group> {
+    fn writable_group_at(&self, at: u64) -> Option<&BlockGroupState> {
         let (_, group) = self.groups.range(..=at).next_back()?;
         (at < group.end() && !group.read_only).then_some(group)
     }
@@ -406,12 +407,12 @@ impl SpaceState {
         }
         // No run has room for all wanted bytes: take the longest part of a run. Within a group, the longest runs are
         // tried first.
-        let longest = |group: &Group| group.free().at_least(fit.min).rev().find_map(|run| fit.part(run));
+        let longest = |group: &BlockGroupState| group.free().at_least(fit.min).rev().find_map(|run| fit.part(run));
         let parts = self.groups_with_runs(fit.min).take(RUNS_SCANNED).filter_map(longest);
         parts.max_by_key(len_of).or_else(|| self.groups_with_runs(fit.min).skip(RUNS_SCANNED).find_map(longest))
     }
 
-    fn groups_with_runs(&self, len_bytes: u64) -> impl Iterator<Item = &Group> {
+    fn groups_with_runs(&self, len_bytes: u64) -> impl Iterator<Item = &BlockGroupState> {
         self.by_run.range((len_bytes, 0)..).rev().filter_map(|(_, start)| self.groups.get(start))
     }
 }
@@ -430,13 +431,13 @@ impl Fit {
     }
 }
 
-fn run_entry(group: &Group) -> Option<(u64, u64)> {
+fn run_entry(group: &BlockGroupState) -> Option<(u64, u64)> {
     let longest = group.free().longest();
     (!group.read_only && longest > 0).then_some((longest, group.item.start.0))
 }
 
 /// A group's contribution to the totals.
-fn contribution(group: &Group) -> SpaceInfo {
+fn contribution(group: &BlockGroupState) -> SpaceInfo {
     let free = group.free().ranges().bytes();
     SpaceInfo {
         total: group.item.len_bytes,
