@@ -21,7 +21,7 @@ use crate::node::Node;
 /// Nodes in memory, shared by all trees.
 #[derive(Debug)]
 pub struct NodeCache {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<CacheShard>]>,
     hits: AtomicU64,
     misses: AtomicU64,
 }
@@ -42,7 +42,7 @@ pub struct CacheStats {
 impl NodeCache {
     /// Makes a cache for about `budget_bytes` of nodes.
     pub fn new(budget_bytes: u64) -> Self {
-        let shards = (0..NR_SHARDS).map(|_| Mutex::new(Shard::default())).collect();
+        let shards = (0..NR_SHARDS).map(|_| Mutex::new(CacheShard::default())).collect();
         let cache = Self { shards, hits: AtomicU64::new(0), misses: AtomicU64::new(0) };
         cache.set_budget(budget_bytes);
         cache
@@ -103,7 +103,7 @@ impl NodeCache {
     pub fn clear(&self) {
         for shard in &self.shards {
             let mut shard = shard.lock();
-            *shard = Shard { budget_bytes: shard.budget_bytes, ..Shard::default() };
+            *shard = CacheShard { budget_bytes: shard.budget_bytes, ..CacheShard::default() };
         }
     }
 
@@ -122,7 +122,7 @@ impl NodeCache {
         stats
     }
 
-    fn shard(&self, bytenr: Logical) -> &Mutex<Shard> {
+    fn shard(&self, bytenr: Logical) -> &Mutex<CacheShard> {
         // Blocks have at least 4 KiB, so the low 12 bits of addresses carry no information. Multiplicative hashing
         // spreads adjacent blocks over shards.
         let hash = (bytenr.0 >> 12).wrapping_mul(HASH_FACTOR) >> 32;
@@ -131,9 +131,9 @@ impl NodeCache {
 }
 
 #[derive(Debug, Default)]
-struct Shard {
+struct CacheShard {
     by_bytenr: HashMap<u64, usize, BuildHasherDefault<BytenrHasher>>,
-    ring: Vec<Slot>,
+    ring: Vec<CacheSlot>,
     vacant: Vec<usize>,
     hand: usize,
     bytes: u64,
@@ -141,12 +141,12 @@ struct Shard {
 }
 
 #[derive(Debug, Default)]
-struct Slot {
+struct CacheSlot {
     node: Option<Arc<Node>>,
     used: bool,
 }
 
-impl Shard {
+impl CacheShard {
     fn get(&mut self, bytenr: Logical, generation: Generation) -> Option<Arc<Node>> {
         let slot = &mut self.ring[*self.by_bytenr.get(&bytenr.0)?];
         let node = slot.node.as_ref().filter(|node| node.generation() == generation)?;
@@ -169,7 +169,7 @@ impl Shard {
             return;
         }
         let bytenr = node.bytenr().0;
-        let slot = Slot { node: Some(node), used: false };
+        let slot = CacheSlot { node: Some(node), used: false };
         let index = match self.vacant.pop() {
             Some(index) => {
                 self.ring[index] = slot;

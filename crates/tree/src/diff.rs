@@ -36,15 +36,15 @@ pub struct ItemChange {
 /// Walks the difference of two trees. The trees must not change during the walk.
 pub struct Diff<'s> {
     source: &'s dyn NodeSource,
-    old: Side,
-    new: Side,
+    old: TreePosition,
+    new: TreePosition,
     /// Items of this objectid are reported even if they are equal.
     whole: Option<u64>,
     begun: bool,
 }
 
 /// A position in one of the trees (I1).
-struct Side {
+struct TreePosition {
     root: Option<RootPtr>,
     tree: RootId,
     path: Vec<(Arc<Node>, usize)>,
@@ -57,7 +57,7 @@ struct Side {
 impl<'s> Diff<'s> {
     /// Makes a walk through the difference from `old` to `new`. Without `old`, the walk reports all items of `new`.
     pub fn new(source: &'s dyn NodeSource, old: Option<RootPtr>, new: RootPtr) -> Self {
-        Self { source, old: Side::new(old), new: Side::new(Some(new)), whole: None, begun: false }
+        Self { source, old: TreePosition::new(old), new: TreePosition::new(Some(new)), whole: None, begun: false }
     }
 
     /// From the current position on, reports all items of this objectid, also equal ones.
@@ -126,7 +126,7 @@ impl<'s> Diff<'s> {
     }
 
     fn has_equal_roots(&self) -> bool {
-        let place = |side: &Side| side.root.map(|root| (root.bytenr, root.generation));
+        let place = |side: &TreePosition| side.root.map(|root| (root.bytenr, root.generation));
         place(&self.old) == place(&self.new)
     }
 
@@ -169,7 +169,7 @@ impl<'s> Diff<'s> {
     }
 }
 
-impl Side {
+impl TreePosition {
     fn new(root: Option<RootPtr>) -> Self {
         let tree = root.map_or(RootId(0), |root| root.tree);
         Self { root, tree, path: Vec::new(), announced: 0, last: None }

@@ -25,7 +25,6 @@ const FAMILIES: &[(&str, &[&str])] = &[
 
 /// Crates whose types may still have names of other types.
 const LEFT: &[&str] = &[
-    "tree",
     "transaction",
     "check",
     "mkfs",

@@ -22,8 +22,8 @@ use crate::node::{Node, RootPtr};
 
 #[derive(Debug, Default)]
 pub(super) struct LeafRun {
-    full: Option<Page>,
-    current: Option<Page>,
+    full: Option<UnfinishedLeaf>,
+    current: Option<UnfinishedLeaf>,
 }
 
 impl LeafRun {
@@ -45,7 +45,7 @@ impl LeafRun {
 
 /// A leaf under construction.
 #[derive(Debug)]
-struct Page {
+struct UnfinishedLeaf {
     items: LeafBuilder,
     /// Number of inserted items.
     nr_inserted: u32,
@@ -55,7 +55,7 @@ struct Page {
     last_inserted: bool,
 }
 
-impl Page {
+impl UnfinishedLeaf {
     fn new(nodesize: usize) -> Self {
         Self { items: LeafBuilder::new(nodesize), nr_inserted: 0, nr_rows: 0, last_inserted: false }
     }
@@ -123,7 +123,7 @@ impl Applier<'_> {
     /// Makes the root leaf of a tree that has lost all items.
     pub(super) fn empty_root(&mut self, old: &RootPtr) -> Result<RootPtr> {
         self.hints[0].get_or_insert(old.bytenr);
-        let page = Page::new(self.nodesize);
+        let page = UnfinishedLeaf::new(self.nodesize);
         let bytenr = self.new_address(0)?;
         let header = self.sink.header(bytenr, 0);
         let root = self.emit(page.items.finish(&header))?;
@@ -131,9 +131,9 @@ impl Applier<'_> {
         Ok(RootPtr { tree: self.tree, bytenr: root.bytenr, generation: root.generation, level: 0 })
     }
 
-    fn current_page(&mut self) -> &mut Page {
+    fn current_page(&mut self) -> &mut UnfinishedLeaf {
         let nodesize = self.nodesize;
-        self.leaves.current.get_or_insert_with(|| Page::new(nodesize))
+        self.leaves.current.get_or_insert_with(|| UnfinishedLeaf::new(nodesize))
     }
 
     /// Writes the page that was held back, and then holds back the current page, which is full.
@@ -189,8 +189,8 @@ impl Applier<'_> {
             left_bytes -= item_bytes;
             keep -= 1;
         }
-        let mut left = Page::new(self.nodesize);
-        let mut right = Page::new(self.nodesize);
+        let mut left = UnfinishedLeaf::new(self.nodesize);
+        let mut right = UnfinishedLeaf::new(self.nodesize);
         let moved = left.items.extend(&views[0], 0..keep)
             + right.items.extend(&views[0], keep..views[0].nritems())
             + right.items.extend(&views[1], 0..views[1].nritems());
@@ -200,7 +200,7 @@ impl Applier<'_> {
         self.leaves.current = Some(right);
     }
 
-    fn write_leaf(&mut self, page: Page) -> Result<()> {
+    fn write_leaf(&mut self, page: UnfinishedLeaf) -> Result<()> {
         self.stats.leaves_written = self.stats.leaves_written.saturating_add(1);
         self.stats.leaf_bytes_used = self.stats.leaf_bytes_used.saturating_add(page.items.used_bytes() as u64);
         let bytenr = self.new_address(0)?;

@@ -32,7 +32,7 @@ use crate::storage::NodeSink;
 pub type PartSink<'s> = &'s mut (dyn NodeSink + Send);
 
 /// The result of a part: pointers for the root, and statistics.
-struct Part {
+struct AppliedPart {
     children: ChildRun,
     stats: ApplyStats,
 }
@@ -49,7 +49,7 @@ impl Applier<'_> {
             return self.walk_children(&root, 0..root.nritems(), &children, true);
         }
         let (source, batch, tree, last_address) = (self.source, self.batch, self.tree, self.last_address);
-        let parts: Vec<Result<Part>> = std::thread::scope(|scope| {
+        let parts: Vec<Result<AppliedPart>> = std::thread::scope(|scope| {
             let mut threads = Vec::with_capacity(shares.len());
             for (at, (share, sink)) in shares.iter().zip(sinks).enumerate() {
                 let from = if at == 0 { 0 } else { children[share.start].0 };
@@ -66,7 +66,7 @@ impl Applier<'_> {
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
         });
         for part in parts {
-            let Part { children, stats } = part?;
+            let AppliedPart { children, stats } = part?;
             self.run_below(root.level()).append(children);
             self.stats.add_assign(stats);
         }
@@ -79,13 +79,13 @@ impl Applier<'_> {
         slots: Range<usize>,
         children: &[(usize, Range<usize>)],
         first_has_effect: bool,
-    ) -> Result<Part> {
+    ) -> Result<AppliedPart> {
         self.walk_children(root, slots, children, first_has_effect)?;
         for level in 0..root.level() {
             self.end_run(level)?;
         }
         let children = std::mem::take(self.run_below(root.level()));
-        Ok(Part { children, stats: self.stats })
+        Ok(AppliedPart { children, stats: self.stats })
     }
 }
 
