@@ -65,8 +65,8 @@ pub use types::{
 };
 pub use ubtrfs_transaction::note_panic;
 pub use ubtrfs_transaction::{
-    BlockGroup, ChunkPlacement, DeviceSummary, ExtentUse, Job, MemberState, Metric, MigratedChunk, Progress, QgroupId,
-    QgroupInfo, QuotaKind, QuotaStatus, RelocatedGroup, RelocationFailure, ReplaceRequest, Rescue, ScrubCounts,
-    find_devices, rewrite_id,
+    BlockGroup, ChunkPlacement, DeviceSummary, ExtentUse, Job, JobProgress, MemberState, Metric, MigratedChunk,
+    QgroupId, QgroupInfo, QuotaKind, QuotaStatus, RelocatedGroup, RelocationFailure, ReplaceRequest, Rescue,
+    ScrubCounts, find_devices, rewrite_id,
 };
 pub use writeback::errors::Descriptor;

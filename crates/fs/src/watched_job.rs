@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ubtrfs_transaction::{Job, Progress};
+use ubtrfs_transaction::{Job, JobProgress};
 
 /// Runs `work` while a thread forwards progress from `inner` to `job`, and cancellation from `job` to `inner`.
 pub(crate) fn watched<T>(inner: &Job, job: &Job, work: impl FnOnce() -> T) -> T {
@@ -12,7 +12,7 @@ pub(crate) fn watched<T>(inner: &Job, job: &Job, work: impl FnOnce() -> T) -> T 
         let is_done = Arc::new(AtomicBool::new(false));
         let done = Arc::clone(&is_done);
         scope.spawn(move || {
-            let mut told = Progress::default();
+            let mut told = JobProgress::default();
             while !done.load(Ordering::Acquire) {
                 let now = inner.wait_for_change(TICK);
                 job.add_total(now.total.saturating_sub(told.total));

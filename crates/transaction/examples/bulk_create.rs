@@ -8,14 +8,14 @@ use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{DirItem, InodeItem, InodeRef};
 use ubtrfs_format::{Key, KeyType, RootId};
-use ubtrfs_transaction::{Engine, OpenOptions};
+use ubtrfs_transaction::{Engine, EngineOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args_os().skip(1);
     let (Some(image), Some(number)) = (args.next(), args.next()) else { return Err("usage: IMAGE NR_FILES".into()) };
     let nr_files: u64 = number.to_string_lossy().parse()?;
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.as_ref(), Access::ReadWrite)?);
-    let options = OpenOptions { memory_bytes: 8 << 30, ..OpenOptions::default() };
+    let options = EngineOptions { memory_bytes: 8 << 30, ..EngineOptions::default() };
     let engine = Engine::open(vec![device], options)?;
     let tree = engine.tree(RootId::FS_TREE)?.ok_or("no top-level subvolume")?;
     let dir_key = Key::new(256, KeyType::INODE_ITEM, 0);

@@ -10,14 +10,14 @@ use ubtrfs_format::node::finish_block;
 use ubtrfs_format::{FormatError, Generation, Ino, Key, KeyType, Logical, RootId};
 use ubtrfs_tree::{NodePtr, NodeSource, RootPtr};
 
-use crate::qgroup::groups::Groups;
+use crate::qgroup::groups::Qgroups;
 use crate::qgroup::state::QuotaState;
-use crate::{Engine, OpenOptions, QgroupId, QuotaKind, Tree};
+use crate::{Engine, EngineOptions, QgroupId, QuotaKind, Tree};
 
 fn engine() -> (Arc<Engine>, Arc<Tree>) {
     let device = Arc::new(MemoryDevice::new(256 << 20));
     ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
-    let engine = Engine::open(vec![device], OpenOptions::default()).expect("opened");
+    let engine = Engine::open(vec![device], EngineOptions::default()).expect("opened");
     let tree = engine.own_tree(RootId::FS_TREE).expect("there");
     (engine, tree)
 }
@@ -110,7 +110,7 @@ fn a_pointer_to_the_end_of_the_address_space_ends_a_run() {
 fn a_filesystem_of_the_last_generation_opens_read_only() {
     let device = Arc::new(MemoryDevice::new(256 << 20));
     ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
-    let open = || Engine::open(vec![device.clone()], OpenOptions::default()).expect("opened");
+    let open = || Engine::open(vec![device.clone()], EngineOptions::default()).expect("opened");
     let engine = open();
     let mut superblock = engine.superblock();
     let root = engine.own_tree(RootId::ROOT_TREE).expect("there").root_ptr();
@@ -131,7 +131,7 @@ fn a_snapshot_of_a_subvolume_with_impossible_numbers_starts_a_rescan() {
     let (engine, _) = engine();
     let (transid, snapshot) = (engine.generation(), RootId(256));
     let [from, to] = [RootId::FS_TREE, snapshot].map(QgroupId::of_subvolume);
-    let mut groups = Groups::default();
+    let mut groups = Qgroups::default();
     groups.create(from);
     let mut state = QuotaState::fresh(groups, transid);
     state.groups.set_numbers(from, u64::MAX, u64::MAX, transid);
@@ -151,7 +151,7 @@ fn a_snapshot_of_a_subvolume_with_impossible_numbers_starts_a_rescan() {
 fn relations_of_groups_that_do_not_exist_are_removed_and_leave_the_numbers_consistent() {
     let device = Arc::new(MemoryDevice::new(256 << 20));
     ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
-    let open = || Engine::open(vec![device.clone()], OpenOptions::default()).expect("opened");
+    let open = || Engine::open(vec![device.clone()], EngineOptions::default()).expect("opened");
     let is_consistent = |engine: &Engine| engine.quota_status().expect("quotas are enabled").consistent;
     let (missing, parent) = (QgroupId(300), QgroupId(1 << 48 | 1));
     let relations = |engine: &Engine| {

@@ -37,7 +37,7 @@ use crate::handle::admission::Admission;
 use crate::handle::running::RunningTransaction;
 use crate::health::abort::AbortState;
 use crate::health::metric::Metric;
-use crate::health::stats::Stats;
+use crate::health::stats::EngineStats;
 use crate::job::Job;
 use crate::nodes::leaf_ahead::LeafReadAhead;
 use crate::nodes::store::NodeStore;
@@ -45,12 +45,12 @@ use crate::nodes::write::NodeWriter;
 use crate::qgroup::state::Quotas;
 use crate::rescue::Rescue;
 use crate::reservation::ticket::Tickets;
-use crate::roots::state::Roots;
+use crate::roots::state::SubvolumeRoots;
 use crate::tree_log::{FoundLog, TreeLog};
 
 /// Options for opening a filesystem.
 #[derive(Clone, Debug)]
-pub struct OpenOptions {
+pub struct EngineOptions {
     /// Whether to open read-only.
     pub read_only: bool,
     /// Memory for the node cache and delayed items together, in bytes.
@@ -68,7 +68,7 @@ pub struct OpenOptions {
     pub rescue: Rescue,
 }
 
-impl OpenOptions {
+impl EngineOptions {
     pub(crate) fn of_volumes(&self) -> ubtrfs_volumes::DeviceSetOptions {
         ubtrfs_volumes::DeviceSetOptions {
             read_only: self.read_only,
@@ -83,7 +83,7 @@ impl OpenOptions {
     }
 }
 
-impl Default for OpenOptions {
+impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             read_only: false,
@@ -105,7 +105,7 @@ pub(crate) const CACHE_PART: MemoryPart = (6, 16);
 
 /// Sizes and features that never change while a filesystem is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Geometry {
+pub struct FilesystemGeometry {
     /// Bytes of a data sector.
     pub sectorsize: u32,
     /// Bytes of a tree block.
@@ -124,7 +124,7 @@ pub struct Geometry {
 
 /// Use of space: by the block groups of each kind, and on the devices.
 #[derive(Clone, Debug)]
-pub struct Usage {
+pub struct BlockGroupUsage {
     /// Data block groups.
     pub data: SpaceInfo,
     /// Metadata block groups.
@@ -232,15 +232,15 @@ pub struct Engine {
     pub(crate) volumes: Arc<Volumes>,
     pub(crate) store: Arc<NodeStore>,
     pub(crate) space: Space,
-    pub(crate) geometry: Geometry,
-    pub(crate) options: OpenOptions,
+    pub(crate) geometry: FilesystemGeometry,
+    pub(crate) options: EngineOptions,
     pub(crate) chunk_tree_uuid: Uuid,
     pub(crate) running: RunningTransaction,
     pub(crate) admission: Admission,
     pub(crate) tickets: Tickets,
     pub(crate) commit_state: CommitState,
     pub(crate) trees: LoadedTrees,
-    pub(crate) roots: Roots,
+    pub(crate) roots: SubvolumeRoots,
     pub(crate) ledger: DataLedger,
     pub(crate) moved: MovedExtents,
     pub(crate) pending_chunks: PendingChunks,
@@ -252,7 +252,7 @@ pub struct Engine {
     pub(crate) tree_log: TreeLog,
     pub(crate) fsyncs: Fsyncs,
     pub(crate) quotas: Quotas,
-    pub(crate) stats: Stats,
+    pub(crate) stats: EngineStats,
     pub(crate) abort_state: Arc<AbortState>,
     /// Which extents are shared. Taken under the commit lock.
     pub(crate) shared_extents: Mutex<SharedExtents>,
@@ -270,8 +270,8 @@ pub(crate) struct Parts {
     pub(crate) volumes: Arc<Volumes>,
     pub(crate) store: Arc<NodeStore>,
     pub(crate) space: Space,
-    pub(crate) geometry: Geometry,
-    pub(crate) options: OpenOptions,
+    pub(crate) geometry: FilesystemGeometry,
+    pub(crate) options: EngineOptions,
     pub(crate) chunk_tree_uuid: Uuid,
     pub(crate) trees: HashMap<RootId, Arc<Tree>>,
     pub(crate) superblock: Superblock,
@@ -299,7 +299,7 @@ impl Engine {
             tickets: Tickets::default(),
             commit_state: CommitState::new(parts.superblock),
             trees: LoadedTrees::new(parts.trees),
-            roots: Roots::default(),
+            roots: SubvolumeRoots::default(),
             ledger: DataLedger::new(parts.geometry.sectorsize, parts.geometry.csum_type.size()),
             moved: MovedExtents::default(),
             pending_chunks: PendingChunks::default(),
@@ -311,7 +311,7 @@ impl Engine {
             tree_log: TreeLog::new(parts.found_log),
             fsyncs: Fsyncs::default(),
             quotas: Quotas::default(),
-            stats: Stats::default(),
+            stats: EngineStats::default(),
             abort_state: Arc::new(AbortState::new(reason)),
             flusher: OnceLock::new(),
         });
@@ -364,7 +364,7 @@ impl Engine {
     }
 
     /// Sizes and features of the filesystem.
-    pub fn geometry(&self) -> Geometry {
+    pub fn geometry(&self) -> FilesystemGeometry {
         self.geometry
     }
 
@@ -407,8 +407,8 @@ impl Engine {
     }
 
     /// The use of space, by kind and on the devices.
-    pub fn usage(&self) -> Usage {
-        Usage {
+    pub fn usage(&self) -> BlockGroupUsage {
+        BlockGroupUsage {
             data: self.space.info(SpaceKind::Data),
             metadata: self.space.info(SpaceKind::Metadata),
             system: self.space.info(SpaceKind::System),
@@ -476,7 +476,7 @@ impl Engine {
     }
 
     /// The counters, which the crates above use too.
-    pub fn stats(&self) -> &Stats {
+    pub fn stats(&self) -> &EngineStats {
         &self.stats
     }
 

@@ -17,7 +17,7 @@ use ubtrfs_format::DevId;
 use ubtrfs_volumes::Volumes;
 use uuid::Uuid;
 
-use crate::engine::OpenOptions;
+use crate::engine::EngineOptions;
 use crate::open::load_chunk_map;
 
 /// The devices that belong to the filesystem of the given ones, but are not among them, as
@@ -75,7 +75,7 @@ fn seeds_of(own: &[&Path], mut possible: Vec<PossibleSeed>) -> Vec<PossibleSeed>
 /// and whether all of them could.
 #[expect(clippy::type_complexity, reason = "a private pair with one user")]
 fn named_devices(devices: Vec<Arc<dyn Device>>) -> Result<(Vec<(DevId, Uuid)>, Result<()>)> {
-    let options = OpenOptions { read_only: true, degraded: true, ..OpenOptions::default() };
+    let options = EngineOptions { read_only: true, degraded: true, ..EngineOptions::default() };
     let volumes = Arc::new(Volumes::open(devices, options.of_volumes())?);
     let end = load_chunk_map(&volumes);
     let of_chunks = volumes

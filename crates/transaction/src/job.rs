@@ -12,13 +12,13 @@ use ubtrfs_error::{Error, Result};
 /// A long operation as other threads see it.
 #[derive(Debug, Default)]
 pub struct Job {
-    progress: Mutex<Progress>,
+    progress: Mutex<JobProgress>,
     changed: Condvar,
 }
 
 /// The progress of a [`Job`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct JobProgress {
     /// Units done so far. Each operation documents its unit.
     pub done: u64,
     /// All units known so far; the total grows while the operation finds more.
@@ -38,12 +38,12 @@ impl Job {
     }
 
     /// The current progress.
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> JobProgress {
         self.progress.lock().clone()
     }
 
     /// Waits until the job changes, at most for `patience`, and returns its progress.
-    pub fn wait_for_change(&self, patience: Duration) -> Progress {
+    pub fn wait_for_change(&self, patience: Duration) -> JobProgress {
         let mut progress = self.progress.lock();
         self.changed.wait_for(&mut progress, patience);
         progress.clone()
@@ -93,7 +93,7 @@ impl Job {
         if progress.is_cancelled { Err(Error::Cancelled) } else { Ok(()) }
     }
 
-    fn change(&self, change: impl FnOnce(&mut Progress)) {
+    fn change(&self, change: impl FnOnce(&mut JobProgress)) {
         change(&mut self.progress.lock());
         self.changed.notify_all();
     }

@@ -45,7 +45,7 @@ pub enum Rank {
 }
 
 /// Orders locks of one rank (I1).
-pub type Key = (u64, u64);
+pub type LockOrder = (u64, u64);
 
 /// Not `Send`, as the guards of locks are.
 type OfThisThread = PhantomData<parking_lot::MutexGuard<'static, ()>>;
@@ -55,14 +55,14 @@ type OfThisThread = PhantomData<parking_lot::MutexGuard<'static, ()>>;
 #[must_use = "the lock counts as held until this is dropped"]
 pub struct Held {
     #[cfg(debug_assertions)]
-    at: (Rank, Key),
+    at: (Rank, LockOrder),
     _of_this_thread: OfThisThread,
 }
 
 impl Held {
     /// Checks that the thread may wait for the lock, and notes the lock as held (I1). Called before the wait.
     #[cfg_attr(not(debug_assertions), inline)]
-    pub fn wait(rank: Rank, key: Key) -> Self {
+    pub fn wait(rank: Rank, key: LockOrder) -> Self {
         #[cfg(debug_assertions)]
         held::check(rank, key);
         Self::tried(rank, key)
@@ -70,7 +70,7 @@ impl Held {
 
     /// Notes a lock that was free when it was tried.
     #[cfg_attr(not(debug_assertions), inline)]
-    pub fn tried(rank: Rank, key: Key) -> Self {
+    pub fn tried(rank: Rank, key: LockOrder) -> Self {
         #[cfg(debug_assertions)]
         held::add((rank, key));
         #[cfg(not(debug_assertions))]
@@ -155,7 +155,7 @@ pub fn check_held(rank: Rank, rule: &str) {
 
 /// Fails if the thread does not hold the lock of this rank and key. `rule` says what the lock is needed for.
 #[cfg_attr(not(debug_assertions), inline)]
-pub fn check_held_at(rank: Rank, key: Key, rule: &str) {
+pub fn check_held_at(rank: Rank, key: LockOrder, rule: &str) {
     #[cfg(debug_assertions)]
     if !held::is_alone() {
         held::check_held(|held, at| (held, at) == (rank, key), rule);
@@ -197,11 +197,11 @@ pub type WriteGuard<'l, T> = Guard<parking_lot::RwLockWriteGuard<'l, T>>;
 #[derive(Clone, Copy, Debug)]
 struct LockPlace {
     #[cfg(debug_assertions)]
-    at: (Rank, Key),
+    at: (Rank, LockOrder),
 }
 
 impl LockPlace {
-    fn new(rank: Rank, key: Key) -> Self {
+    fn new(rank: Rank, key: LockOrder) -> Self {
         #[cfg(not(debug_assertions))]
         let _ = (rank, key);
         Self {
@@ -265,7 +265,7 @@ pub struct RankedRwLock<T: ?Sized> {
 
 impl<T> RankedRwLock<T> {
     /// A lock of this rank and key.
-    pub fn new(rank: Rank, key: Key, value: T) -> Self {
+    pub fn new(rank: Rank, key: LockOrder, value: T) -> Self {
         Self { place: LockPlace::new(rank, key), lock: parking_lot::RwLock::new(value) }
     }
 }
@@ -303,15 +303,15 @@ impl<T: ?Sized> RankedRwLock<T> {
 mod held {
     use std::cell::{Cell, RefCell};
 
-    use super::{Key, Rank};
+    use super::{LockOrder, Rank};
 
     thread_local! {
         static ALONE: Cell<bool> = const { Cell::new(false) };
-        static LOCKS: RefCell<Vec<(Rank, Key)>> = const { RefCell::new(Vec::new()) };
+        static LOCKS: RefCell<Vec<(Rank, LockOrder)>> = const { RefCell::new(Vec::new()) };
     }
 
     /// The first lock of this thread for which `is_wrong` holds. A thread that ends or panics has no locks to check.
-    fn find(is_wrong: impl Fn(&(Rank, Key)) -> bool) -> Option<(Rank, Key)> {
+    fn find(is_wrong: impl Fn(&(Rank, LockOrder)) -> bool) -> Option<(Rank, LockOrder)> {
         if std::thread::panicking() {
             return None;
         }
@@ -326,7 +326,7 @@ mod held {
         ALONE.get()
     }
 
-    pub(super) fn check(rank: Rank, key: Key) {
+    pub(super) fn check(rank: Rank, key: LockOrder) {
         let wrong = find(|lock| *lock >= (rank, key));
         assert!(wrong.is_none(), "I1: a thread waits for {rank:?} {key:?} while it holds {wrong:?}");
     }
@@ -341,16 +341,16 @@ mod held {
         assert!(wrong.is_none(), "{rule}; the thread holds {wrong:?}");
     }
 
-    pub(super) fn check_held(is_wanted: impl Fn(Rank, Key) -> bool, rule: &str) {
+    pub(super) fn check_held(is_wanted: impl Fn(Rank, LockOrder) -> bool, rule: &str) {
         let is_held = std::thread::panicking() || find(|(rank, key)| is_wanted(*rank, *key)).is_some();
         assert!(is_held, "{rule}; the thread does not hold the lock");
     }
 
-    pub(super) fn add(lock: (Rank, Key)) {
+    pub(super) fn add(lock: (Rank, LockOrder)) {
         let _ = LOCKS.try_with(|locks| locks.borrow_mut().push(lock));
     }
 
-    pub(super) fn remove(lock: (Rank, Key)) {
+    pub(super) fn remove(lock: (Rank, LockOrder)) {
         let _ = LOCKS.try_with(|locks| {
             let mut locks = locks.borrow_mut();
             if let Some(at) = locks.iter().rposition(|other| *other == lock) {

@@ -18,7 +18,7 @@ use uuid::Uuid;
 use crate::commit::dev_stats;
 use crate::delayed::loaded_trees::missing_tree;
 use crate::delayed::tree_view::{RootState, Tree};
-use crate::engine::{CACHE_PART, Engine, Geometry, OpenOptions, Parts};
+use crate::engine::{CACHE_PART, Engine, EngineOptions, FilesystemGeometry, Parts};
 use crate::extents::free_space_tree;
 use crate::extents::replacing::SuspendedReplacement;
 use crate::nodes::store::NodeStore;
@@ -37,7 +37,7 @@ impl Engine {
     /// Fails on unknown incompat features, on damaged superblocks, if a tree that opening reads (chunk, root, device,
     /// extent or block group, free space, log) is corrupt or unreadable, and if the tree with the block groups or the
     /// extent tree is missing.
-    pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Arc<Self>> {
+    pub fn open(devices: Vec<Arc<dyn Device>>, options: EngineOptions) -> Result<Arc<Self>> {
         assert!(
             options.read_only || !options.rescue.needs_read_only(),
             "R1 of rescue: damage is ignored only for reading"
@@ -47,7 +47,7 @@ impl Engine {
     }
 
     /// Loads the block groups and the log, and makes the engine.
-    pub(crate) fn of_loaded(loaded: Loaded, options: OpenOptions) -> Result<Arc<Self>> {
+    pub(crate) fn of_loaded(loaded: Loaded, options: EngineOptions) -> Result<Arc<Self>> {
         let Loaded { volumes, store, geometry, chunk_tree_uuid, mut superblock, trees, mut refusal, replacement } =
             loaded;
         let compat_ro = superblock.compat_ro();
@@ -138,7 +138,7 @@ fn find_replacement(volumes: &Volumes, dev_tree: &Tree, is_writable: bool) -> Re
 pub(crate) struct Loaded {
     volumes: Arc<Volumes>,
     store: Arc<NodeStore>,
-    geometry: Geometry,
+    geometry: FilesystemGeometry,
     chunk_tree_uuid: Uuid,
     superblock: Superblock,
     trees: HashMap<RootId, Arc<Tree>>,
@@ -150,7 +150,7 @@ pub(crate) struct Loaded {
 impl Loaded {
     /// Reads the superblocks, the chunk map, and the roots of the filesystem's own trees, and checks that the devices belong
     /// together.
-    pub(crate) fn of(devices: Vec<Arc<dyn Device>>, options: &OpenOptions, cache_bytes: u64) -> Result<Self> {
+    pub(crate) fn of(devices: Vec<Arc<dyn Device>>, options: &EngineOptions, cache_bytes: u64) -> Result<Self> {
         if !options.rescue.use_backup_root {
             return Self::from_roots(devices, options, cache_bytes, None);
         }
@@ -178,7 +178,7 @@ impl Loaded {
     /// Reads the trees of the last commit, or those of `backup`.
     fn from_roots(
         devices: Vec<Arc<dyn Device>>,
-        options: &OpenOptions,
+        options: &EngineOptions,
         cache_bytes: u64,
         backup: Option<&RootBackup>,
     ) -> Result<Self> {
@@ -188,7 +188,7 @@ impl Loaded {
     /// Reads the trees on these devices, or those of `backup`.
     pub(crate) fn of_volumes(
         volumes: Volumes,
-        options: &OpenOptions,
+        options: &EngineOptions,
         cache_bytes: u64,
         backup: Option<&RootBackup>,
     ) -> Result<Self> {
@@ -271,7 +271,7 @@ fn load_log(volumes: &Volumes, store: &Arc<NodeStore>, superblock: &mut Superblo
     Err(first_error.unwrap_or_else(|| Error::Bug { what: "a superblock with a log names none".to_owned() }))
 }
 
-fn geometry_of(superblock: &Superblock) -> Result<Geometry> {
+fn geometry_of(superblock: &Superblock) -> Result<FilesystemGeometry> {
     let incompat = superblock.incompat();
     let csum_type = superblock.csum_type().ok_or(FormatError::Value {
         what: "Superblock",
@@ -279,7 +279,7 @@ fn geometry_of(superblock: &Superblock) -> Result<Geometry> {
         value: superblock.csum_type.into(),
         expected: "expected 0 to 3",
     })?;
-    Ok(Geometry {
+    Ok(FilesystemGeometry {
         sectorsize: superblock.sectorsize,
         nodesize: superblock.nodesize,
         csum_type,
@@ -369,13 +369,13 @@ fn load_own_trees(store: &Arc<NodeStore>, superblock: &Superblock) -> Result<Has
     Ok(trees)
 }
 
-fn new_space(geometry: Geometry) -> Space {
-    let Geometry { sectorsize, nodesize, mixed, .. } = geometry;
+fn new_space(geometry: FilesystemGeometry) -> Space {
+    let FilesystemGeometry { sectorsize, nodesize, mixed, .. } = geometry;
     Space::new(SpaceConfig { sectorsize, nodesize, mixed })
 }
 
 /// Block groups for all chunks, without free space.
-fn space_in_use(geometry: Geometry, volumes: &Volumes) -> Result<Space> {
+fn space_in_use(geometry: FilesystemGeometry, volumes: &Volumes) -> Result<Space> {
     let space = new_space(geometry);
     for (start, chunk) in volumes.chunks() {
         let group = BlockGroup { start, len_bytes: chunk.length, flags: chunk.flags, used: chunk.length };
@@ -386,7 +386,7 @@ fn space_in_use(geometry: Geometry, volumes: &Volumes) -> Result<Space> {
 }
 
 fn load_block_groups(
-    geometry: Geometry,
+    geometry: FilesystemGeometry,
     volumes: &Volumes,
     store: &NodeStore,
     trees: &HashMap<RootId, Arc<Tree>>,

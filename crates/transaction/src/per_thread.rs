@@ -11,17 +11,17 @@ use crate::lock_rank::{self, Held, Rank};
 /// Copies of a value, one for each thread or for a few threads.
 #[derive(Debug)]
 pub struct PerThread<T> {
-    slots: Box<[Slot<T>]>,
+    slots: Box<[PaddedCopy<T>]>,
 }
 
 /// A copy in cache lines of its own. The copy is aligned to two cache lines, because processors fetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Slot<T>(T);
+struct PaddedCopy<T>(T);
 
 impl<T: Default> Default for PerThread<T> {
     fn default() -> Self {
-        Self { slots: (0..NR_SLOTS).map(|_| Slot::default()).collect() }
+        Self { slots: (0..NR_SLOTS).map(|_| PaddedCopy::default()).collect() }
     }
 }
 
@@ -46,33 +46,33 @@ pub(crate) struct Gate {
 /// Keeps the gate from being closed until dropped.
 #[derive(Debug)]
 #[must_use = "the gate can be closed when this is dropped"]
-pub(crate) struct Entered<'g> {
+pub(crate) struct EnteredGate<'g> {
     _copy: RwLockReadGuard<'g, ()>,
     _held: Held,
 }
 
 /// Keeps the gate closed until dropped.
 #[must_use = "the gate opens when this is dropped"]
-pub(crate) struct Closed<'g> {
+pub(crate) struct ClosedGate<'g> {
     _copies: Vec<RwLockWriteGuard<'g, ()>>,
     _held: Held,
 }
 
 impl Gate {
     /// Waits until the gate is open, and keeps it open until the guard is dropped.
-    pub(crate) fn enter(&self) -> Entered<'_> {
+    pub(crate) fn enter(&self) -> EnteredGate<'_> {
         lock_rank::check_none_of(Rank::ClosedGate, "the thread that closed the gate waits for it");
         let _held = Held::wait(Rank::Operation, (0, 0));
-        Entered { _copy: self.copies.current().read(), _held }
+        EnteredGate { _copy: self.copies.current().read(), _held }
     }
 
     /// Closes the gate: waits until every operation has left, and blocks new operations until the returned value is
     /// dropped.
-    pub(crate) fn close(&self) -> Closed<'_> {
+    pub(crate) fn close(&self) -> ClosedGate<'_> {
         // All threads lock the copies in this order, so two threads that close the gate at the same time cannot
         // deadlock.
         let _held = Held::wait(Rank::ClosedGate, (0, 0));
-        Closed { _copies: self.copies.all().map(RwLock::write).collect(), _held }
+        ClosedGate { _copies: self.copies.all().map(RwLock::write).collect(), _held }
     }
 }
 

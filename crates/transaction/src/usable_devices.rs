@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 
-use crate::engine::OpenOptions;
+use crate::engine::EngineOptions;
 use crate::open::{JUDGING_CACHE_BYTES, Loaded};
 
 /// The devices that can be used together, and for each other device why it is left out.
@@ -71,7 +71,7 @@ fn check_superblocks(devices: &[Arc<dyn Device>]) -> Result<()> {
 
 /// Whether the devices can be opened, up to the trees that belong to the filesystem itself (U1).
 fn loads(devices: &[Arc<dyn Device>]) -> Result<()> {
-    let options = OpenOptions { read_only: true, degraded: true, ..OpenOptions::default() };
+    let options = EngineOptions { read_only: true, degraded: true, ..EngineOptions::default() };
     Loaded::of(devices.to_vec(), &options, JUDGING_CACHE_BYTES).map(drop)
 }
 

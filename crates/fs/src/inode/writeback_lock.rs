@@ -10,7 +10,7 @@
 //!   so no other batch changes extents in between.
 
 use parking_lot::{Mutex, MutexGuard};
-use ubtrfs_transaction::lock_rank::{Key, Rank, RankedRwLock, ReadGuard, WriteGuard};
+use ubtrfs_transaction::lock_rank::{LockOrder, Rank, RankedRwLock, ReadGuard, WriteGuard};
 use ubtrfs_transaction::race_point;
 
 /// The writeback lock of a file. This lock is taken before the inode's state lock.
@@ -43,7 +43,7 @@ pub(crate) enum Wait {
 
 impl WritebackLock {
     /// The lock of a file; `key` orders the locks of several files.
-    pub(crate) fn new(key: Key) -> Self {
+    pub(crate) fn new(key: LockOrder) -> Self {
         Self { batches: RankedRwLock::new(Rank::Writeback, key, ()), extents: Mutex::default() }
     }
 

@@ -8,7 +8,7 @@ use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{DirItem, FileType, InodeFlags, NAME_LEN_MAX, Timespec};
 use ubtrfs_format::{Ino, Key, KeyType};
 use ubtrfs_transaction::lock_rank::WriteGuard;
-use ubtrfs_transaction::{Geometry, QuotaReservation, Tree};
+use ubtrfs_transaction::{FilesystemGeometry, QuotaReservation, Tree};
 
 use crate::Fs;
 use crate::error::{Error, Result};
@@ -91,7 +91,7 @@ pub(crate) fn plan_new(ino: Ino, name: &[u8], value: Vec<u8>) -> ItemChange {
 pub(crate) fn plan_set(
     changes: &mut Vec<ItemChange>,
     (inode, state): (&Inode, &InodeState),
-    geometry: &Geometry,
+    geometry: &FilesystemGeometry,
     (name, value): (&[u8], Option<Vec<u8>>),
     flags: XattrFlags,
 ) -> Result<()> {

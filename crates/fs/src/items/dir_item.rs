@@ -18,7 +18,7 @@ use ubtrfs_format::hash::{extref_hash, name_hash};
 use ubtrfs_format::item::{DirItem, DirItemView, FileType, InodeExtref, InodeRef, is_entry_name};
 use ubtrfs_format::node::{ITEM_HEAD_SIZE, item_len_max};
 use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId, objectid};
-use ubtrfs_transaction::{Geometry, ItemRef, TransHandle, Tree, TreeChanges};
+use ubtrfs_transaction::{FilesystemGeometry, ItemRef, TransHandle, Tree, TreeChanges};
 
 use crate::error::{Error, Result};
 use crate::types::{InodeId, LAST_INO};
@@ -71,13 +71,13 @@ impl ItemChange {
 pub(crate) const PENDING: Generation = Generation(u64::MAX);
 
 /// Maximum size of a new item.
-pub(crate) fn max_item_bytes(geometry: &Geometry) -> usize {
+pub(crate) fn max_item_bytes(geometry: &FilesystemGeometry) -> usize {
     item_len_max(geometry.nodesize as usize)
 }
 
 /// Maximum size of an existing item after an entry is added to it. The maximum is smaller than that of a new item by an
 /// item header, because Linux counts the item header twice when it extends an item.
-pub(crate) fn max_extended_bytes(geometry: &Geometry) -> usize {
+pub(crate) fn max_extended_bytes(geometry: &FilesystemGeometry) -> usize {
     max_item_bytes(geometry).saturating_sub(ITEM_HEAD_SIZE)
 }
 
@@ -228,7 +228,7 @@ impl<'n> NameSlot<'n> {
     }
 
     /// Fails if the item has no room for the name.
-    pub(crate) fn check_room(&self, geometry: &Geometry) -> Result<()> {
+    pub(crate) fn check_room(&self, geometry: &FilesystemGeometry) -> Result<()> {
         check_room(self.item.as_ref().map_or(0, |item| item.len()), self.name, geometry)
     }
 
@@ -251,7 +251,7 @@ impl<'n> NameSlot<'n> {
         self,
         changes: &mut Vec<ItemChange>,
         tree: &Tree,
-        geometry: &Geometry,
+        geometry: &FilesystemGeometry,
         target: (Key, u8),
         index: u64,
     ) -> Result<()> {
@@ -275,7 +275,7 @@ impl<'n> NameSlot<'n> {
 }
 
 /// Fails if a `DIR_ITEM` of this size has no room for another name.
-fn check_room(item_bytes: usize, name: &[u8], geometry: &Geometry) -> Result<()> {
+fn check_room(item_bytes: usize, name: &[u8], geometry: &FilesystemGeometry) -> Result<()> {
     if item_bytes > 0
         && item_bytes.saturating_add(DirItem::HEADER_SIZE).saturating_add(name.len()) > max_extended_bytes(geometry)
     {
@@ -287,7 +287,7 @@ fn check_room(item_bytes: usize, name: &[u8], geometry: &Geometry) -> Result<()>
 /// Plans the changes for a new name: its entry in the `DIR_ITEM`, and its `DIR_INDEX` item.
 fn plan_entry(
     changes: &mut Vec<ItemChange>,
-    geometry: &Geometry,
+    geometry: &FilesystemGeometry,
     (key, mut entries): (Key, Vec<DirItem>),
     name: &[u8],
     (location, file_type): (Key, u8),
@@ -313,7 +313,7 @@ fn plan_no_entry(changes: &mut Vec<ItemChange>, (key, mut entries): (Key, Vec<Di
 pub(crate) fn plan_add(
     changes: &mut Vec<ItemChange>,
     tree: &Tree,
-    geometry: &Geometry,
+    geometry: &FilesystemGeometry,
     dir: Ino,
     name: &[u8],
     target: (Key, u8),
@@ -404,7 +404,7 @@ fn encode_extrefs(refs: &[InodeExtref]) -> Vec<u8> {
 pub(crate) fn plan_add_ref(
     changes: &mut Vec<ItemChange>,
     tree: &Tree,
-    geometry: &Geometry,
+    geometry: &FilesystemGeometry,
     ino: Ino,
     dir: Ino,
     name: &[u8],

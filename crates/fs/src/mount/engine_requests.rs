@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ubtrfs_transaction::{BackgroundWork, DirtyData, Flusher, Job, Reclaim};
+use ubtrfs_transaction::{BackgroundWork, DirtyData, Flusher, Job, ReclaimReason};
 
 use crate::inode::extent_users::wait_for_extent_users;
 use crate::writeback::delalloc::IN_PLACE;
@@ -19,7 +19,7 @@ impl Flusher for Fs {
         if NoFlush::is_active() {
             return Ok(());
         }
-        self.flush_some(target_bytes.unwrap_or(u64::MAX), Reclaim::Reservation).map(drop).map_err(for_engine)
+        self.flush_some(target_bytes.unwrap_or(u64::MAX), ReclaimReason::Reservation).map(drop).map_err(for_engine)
     }
 
     fn may_wait(&self) -> bool {

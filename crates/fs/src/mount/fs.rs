@@ -12,7 +12,9 @@ use ubtrfs_format::clock::fixed_clock;
 use ubtrfs_format::item::DevStatsItem;
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, Generation};
-use ubtrfs_transaction::{BackgroundWork, DeviceSummary, Engine, Flusher, Geometry, OpenOptions, usable_devices};
+use ubtrfs_transaction::{
+    BackgroundWork, DeviceSummary, Engine, EngineOptions, FilesystemGeometry, Flusher, usable_devices,
+};
 
 use crate::balance::reclaim::Reclaim;
 use crate::balance::state::BalanceState;
@@ -40,7 +42,7 @@ pub struct Fs {
     pub(crate) context: Context,
     pub(crate) engine: Arc<Engine>,
     pub(crate) options: MountOptions,
-    pub(crate) geometry: Geometry,
+    pub(crate) geometry: FilesystemGeometry,
     pub(crate) inodes: InodeCache,
     pub(crate) entered: EnteredSubvolumes,
     pub(crate) names: Names,
@@ -101,7 +103,7 @@ impl Fs {
         let budget = MemoryBudget::of(options.memory_bytes);
         let engine = Engine::open(
             devices,
-            OpenOptions {
+            EngineOptions {
                 degraded: options.degraded,
                 read_only: options.read_only,
                 memory_bytes: budget.engine_bytes,

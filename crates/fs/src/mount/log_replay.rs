@@ -30,7 +30,7 @@ use ubtrfs_format::item::{Compression, DirItem, FileExtentBody, FileType, InodeE
 use ubtrfs_format::{Ino, Key, KeyType, RootId, objectid};
 use ubtrfs_space::RangeSet;
 use ubtrfs_transaction::lock_rank::Alone;
-use ubtrfs_transaction::{Engine, Geometry, ItemRef, TransHandle, Tree};
+use ubtrfs_transaction::{Engine, FilesystemGeometry, ItemRef, TransHandle, Tree};
 
 use crate::error::{Error, Result};
 use crate::items::dir_item::{self, ItemChange, in_tree};
@@ -87,7 +87,7 @@ struct Replay<'a> {
     op: &'a TransHandle<'a>,
     tree: &'a Tree,
     log: &'a Tree,
-    geometry: Geometry,
+    geometry: FilesystemGeometry,
     /// Ranges of data whose checksums were added. These checksums are not added again if another file refers to a part
     /// of the same extent.
     csums: &'a mut RangeSet,

@@ -30,7 +30,7 @@ use std::time::Duration;
 use ubtrfs_format::item::{FileExtentBody, InodeFlags};
 use ubtrfs_format::{Generation, RootId};
 use ubtrfs_transaction::lock_rank::WriteGuard;
-use ubtrfs_transaction::{DataReservation, MetadataReservation, QuotaReservation, Reclaim, Span, race_point};
+use ubtrfs_transaction::{DataReservation, MetadataReservation, QuotaReservation, ReclaimReason, Span, race_point};
 
 use crate::inode::file_data::Run;
 use crate::inode::state::{CompressionProperty, Inode, InodeState};
@@ -132,7 +132,7 @@ impl Fs {
     /// Writes back about `target_bytes` of dirty data. Skips inodes whose writeback locks are taken or whose data could
     /// not be written before. Returns the number of bytes written.
     #[allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
-    pub(crate) fn flush_some(&self, target_bytes: u64, state: Reclaim) -> Result<u64> {
+    pub(crate) fn flush_some(&self, target_bytes: u64, state: ReclaimReason) -> Result<u64> {
         let mut total = 0;
         let most = target_bytes.min(self.data.pool.used_bytes().saturating_mul(2));
         while total < most {
@@ -153,7 +153,7 @@ impl Fs {
     /// Writes data back on a writeback thread, until little dirty data is left.
     pub(crate) fn flush_background(&self) -> Result<()> {
         while self.data.should_continue() {
-            if self.flush_some(BATCH_BYTES, Reclaim::Background)? == 0 {
+            if self.flush_some(BATCH_BYTES, ReclaimReason::Background)? == 0 {
                 break;
             }
         }
@@ -178,7 +178,7 @@ impl Fs {
         }
         let mut nr_waits = 0;
         while self.data.is_over_limit() && nr_waits < MAX_WAITS {
-            if self.flush_some(WRITER_BYTES, Reclaim::Writer)? == 0 {
+            if self.flush_some(WRITER_BYTES, ReclaimReason::Writer)? == 0 {
                 if self.data.has_only_failed_data() {
                     break;
                 }

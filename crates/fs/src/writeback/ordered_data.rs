@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use ubtrfs_device::AlignedBuf;
 use ubtrfs_format::Logical;
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody};
-use ubtrfs_transaction::{DataExtent, DataReservation, Engine, Geometry};
+use ubtrfs_transaction::{DataExtent, DataReservation, Engine, FilesystemGeometry};
 
 use crate::Result;
 use crate::compression::{self, MAX_UNCOMPRESSED, Method};
@@ -415,7 +415,7 @@ fn flush(engine: &Engine, pending: &mut Vec<IoSlice<'_>>, range: &Range<u64>, ve
 }
 
 /// Cuts a written unit into two consecutive extents. Returns false if that is impossible.
-pub(crate) fn halve(units: &mut Vec<Unit>, index: usize, geometry: Geometry) -> bool {
+pub(crate) fn halve(units: &mut Vec<Unit>, index: usize, geometry: FilesystemGeometry) -> bool {
     let unit = &mut units[index];
     let (start, sectorsize) = (unit.range.start, u64::from(geometry.sectorsize));
     let nr_sectors = (unit.range.end - start) / sectorsize / 2;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ubtrfs_format::Logical;
 use ubtrfs_format::item::{Compression, FileExtentBody};
-use ubtrfs_transaction::{DataReservation, Geometry, QuotaReservation, TransHandle, race_point};
+use ubtrfs_transaction::{DataReservation, FilesystemGeometry, QuotaReservation, TransHandle, race_point};
 
 use crate::inode::file_data::Run;
 use crate::inode::state::Inode;
@@ -77,7 +77,7 @@ impl WritebackJob<'_> {
     /// Puts the checksums of the next units up to `end`. Checksums of adjacent new extents are joined and put in one
     /// call.
     #[allow(clippy::arithmetic_side_effects, reason = "the extents were allocated, so their ends are addresses")]
-    pub(super) fn put_csums(&mut self, op: &TransHandle<'_>, geometry: Geometry, end: usize) {
+    pub(super) fn put_csums(&mut self, op: &TransHandle<'_>, geometry: FilesystemGeometry, end: usize) {
         let csum_size = geometry.csum_type.size();
         let mut pending: Option<(Logical, Vec<u8>)> = None;
         for unit in &mut self.units[self.nr_put..end] {

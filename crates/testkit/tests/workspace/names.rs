@@ -24,19 +24,8 @@ const FAMILIES: &[(&str, &[&str])] = &[
 ];
 
 /// Crates whose types may still have names of other types.
-const LEFT: &[&str] = &[
-    "transaction",
-    "check",
-    "mkfs",
-    "archive",
-    "stream",
-    "bench",
-    "control",
-    "fs",
-    "ubtrfs",
-    "cli",
-    "fuse",
-];
+const LEFT: &[&str] =
+    &["transaction", "check", "mkfs", "archive", "stream", "bench", "control", "fs", "ubtrfs", "cli", "fuse"];
 
 /// The names of the types that a source file defines outside of its tests.
 fn types(text: &str) -> Vec<&str> {

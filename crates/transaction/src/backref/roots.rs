@@ -152,7 +152,7 @@ impl<'v> RootsOf<'v> {
         }
         if subvolume.is_private(leaf) {
             let all = BTreeSet::from([subvolume.ptr.tree]);
-            return Ok(self.remember(leaf.bytenr(), Found { all, last: None, enough: 1 }));
+            return Ok(self.remember(leaf.bytenr(), FoundRoots { all, last: None, enough: 1 }));
         }
         self.of_block(leaf.bytenr())
     }
@@ -162,7 +162,7 @@ impl<'v> RootsOf<'v> {
         if let Some(known) = self.cache.blocks.get(&bytenr) {
             return Ok(Arc::clone(known));
         }
-        let mut found = Found { all: BTreeSet::new(), last: None, enough: usize::MAX };
+        let mut found = FoundRoots { all: BTreeSet::new(), last: None, enough: usize::MAX };
         let mut node = None;
         for (reference, _) in &extent.refs {
             match *reference {
@@ -218,7 +218,7 @@ impl<'v> RootsOf<'v> {
     /// The subvolumes that reach a data extent. The search ends when it has found at least `enough` subvolumes.
     fn of_data_refs(&mut self, extent: &ExtentRefs, enough: usize) -> Result<RootSet> {
         let shared: HashSet<Logical> = shared_leaves(extent);
-        let mut found = Found { all: BTreeSet::new(), last: None, enough };
+        let mut found = FoundRoots { all: BTreeSet::new(), last: None, enough };
         let mut leaves = extent.refs.iter().filter_map(|(reference, _)| match *reference {
             RefKey::SharedData(leaf) => Some(leaf),
             _ => None,
@@ -280,7 +280,7 @@ impl<'v> RootsOf<'v> {
         }
     }
 
-    fn remember(&mut self, bytenr: Logical, found: Found) -> RootSet {
+    fn remember(&mut self, bytenr: Logical, found: FoundRoots) -> RootSet {
         let set = found.into_set();
         let cache = &mut self.cache;
         if cache.blocks.len() >= cache.blocks_max || cache.nr_ids >= cache.ids_max {
@@ -304,14 +304,14 @@ pub(crate) fn shared_leaves(extent: &ExtentRefs) -> HashSet<Logical> {
 }
 
 /// The subvolumes found so far that reach an extent.
-struct Found {
+struct FoundRoots {
     all: BTreeSet<RootId>,
     last: Option<RootSet>,
     /// The number of subvolumes at which the search ends.
     enough: usize,
 }
 
-impl Found {
+impl FoundRoots {
     fn add(&mut self, set: RootSet) {
         self.all.extend(set.iter());
         self.last = Some(set);

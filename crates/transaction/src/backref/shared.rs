@@ -18,7 +18,7 @@ use super::inodes::inodes_of;
 use super::refs::{ExtentRefs, first_refs};
 use super::roots::{RootsCache, RootsOf};
 use super::view::TreesView;
-use crate::engine::{Engine, MemoryPart, OpenOptions};
+use crate::engine::{Engine, EngineOptions, MemoryPart};
 
 /// Remembers which extents are shared, and which subvolumes reach each block.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl SharedExtents {
     }
 
     /// Makes the memory for an engine with these options.
-    pub(crate) fn of(options: &OpenOptions) -> Self {
+    pub(crate) fn of(options: &EngineOptions) -> Self {
         Self::new(options.memory_part(SHARED_PART))
     }
 

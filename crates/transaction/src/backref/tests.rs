@@ -18,7 +18,7 @@ use super::shared::SharedExtents;
 use super::view::{SubvolumeRoot, TreesView};
 use crate::handle::trans_handle::regular_extent;
 use crate::test_tree::TestTree;
-use crate::{Engine, OpenOptions};
+use crate::{Engine, EngineOptions};
 
 #[derive(Default)]
 struct Walked {
@@ -111,7 +111,7 @@ pub(crate) fn compare_with_walk(engine: &Engine) -> (usize, usize) {
 
 pub(crate) fn open(image: &Image) -> Arc<Engine> {
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadWrite).expect("there"));
-    Engine::open(vec![device], OpenOptions::default()).expect("opened")
+    Engine::open(vec![device], EngineOptions::default()).expect("opened")
 }
 
 #[test]

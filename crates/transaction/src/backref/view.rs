@@ -34,12 +34,12 @@ pub(crate) struct SubvolumeRoot {
 pub(crate) struct TreesView<'v> {
     source: &'v dyn NodeSource,
     extent_root: RootPtr,
-    roots: Roots<'v>,
+    roots: RootSource<'v>,
     known: RefCell<HashMap<RootId, Option<SubvolumeRoot>>>,
 }
 
 /// The way in which a view finds the roots of subvolumes.
-enum Roots<'v> {
+enum RootSource<'v> {
     /// Roots are read from their root items in this root tree.
     Items(RootPtr),
     /// Trees in memory are searched before the root tree, because they may be newer.
@@ -80,13 +80,13 @@ impl<'v> TreesView<'v> {
         let source: &NodeStore = &engine.store;
         let (ptr, _) =
             find_root(source, &root_tree, RootId::EXTENT_TREE)?.ok_or_else(|| missing_tree(RootId::EXTENT_TREE))?;
-        Ok(Self { source, extent_root: ptr, roots: Roots::Items(root_tree), known: RefCell::default() })
+        Ok(Self { source, extent_root: ptr, roots: RootSource::Items(root_tree), known: RefCell::default() })
     }
 
     /// The current trees. The caller holds the commit lock, and changes no tree while it uses the view.
     pub(crate) fn running(engine: &'v Engine) -> Result<Self> {
         let extent_root = engine.own_tree(RootId::EXTENT_TREE)?.root_ptr();
-        Ok(Self { source: &*engine.store, extent_root, roots: Roots::Running(engine), known: RefCell::default() })
+        Ok(Self { source: &*engine.store, extent_root, roots: RootSource::Running(engine), known: RefCell::default() })
     }
 
     /// A view of the extent tree and the subvolumes `roots`, whose nodes come from `source`.
@@ -97,7 +97,7 @@ impl<'v> TreesView<'v> {
         roots: impl IntoIterator<Item = SubvolumeRoot>,
     ) -> Self {
         let known = roots.into_iter().map(|root| (root.ptr.tree, Some(root))).collect();
-        Self { source, extent_root, roots: Roots::Fixed, known: RefCell::new(known) }
+        Self { source, extent_root, roots: RootSource::Fixed, known: RefCell::new(known) }
     }
 
     /// Makes the view read its nodes from `source`.
@@ -130,9 +130,9 @@ impl<'v> TreesView<'v> {
             return Ok(*known);
         }
         let found = match &self.roots {
-            Roots::Items(root_tree) => find_root(self.source, root_tree, id)?
+            RootSource::Items(root_tree) => find_root(self.source, root_tree, id)?
                 .map(|(ptr, item)| SubvolumeRoot::new(ptr, item.last_snapshot, Some(&item))),
-            Roots::Running(engine) => match engine.trees.get(id) {
+            RootSource::Running(engine) => match engine.trees.get(id) {
                 Some(tree) => {
                     let state = tree.root.lock();
                     Some(SubvolumeRoot::new(tree.root_ptr(), state.last_snapshot, state.item.as_ref()))
@@ -143,7 +143,7 @@ impl<'v> TreesView<'v> {
                 }),
             },
             #[cfg(test)]
-            Roots::Fixed => None,
+            RootSource::Fixed => None,
         };
         self.known.borrow_mut().insert(id, found);
         Ok(found)
@@ -216,7 +216,7 @@ impl FixedTrees {
         TreesView {
             source: &self.nodes,
             extent_root: self.extent_root,
-            roots: Roots::Items(self.root_tree),
+            roots: RootSource::Items(self.root_tree),
             known: RefCell::new(self.known.clone()),
         }
     }

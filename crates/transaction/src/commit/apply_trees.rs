@@ -27,7 +27,7 @@ use crate::engine::Engine;
 use crate::nodes::threads::nr_threads;
 
 /// A tree and the batch to apply.
-type Job<'j> = (&'j Tree, &'j FrozenBatch<'j>);
+type TreeBatch<'j> = (&'j Tree, &'j FrozenBatch<'j>);
 
 impl Engine {
     /// Applies the frozen items of the trees `trees` and publishes the results. The caller holds the commit lock.
@@ -50,7 +50,7 @@ impl Engine {
         let batches: Vec<_> = items.iter().map(|items| items.batch()).collect();
         let progress = ApplyProgress::new(batches.iter().map(Changes::len).sum());
         let jobs = trees.iter().map(|tree| &**tree).zip(&batches);
-        let (mut apart, mut in_turn): (Vec<Job<'_>>, Vec<Job<'_>>) =
+        let (mut apart, mut in_turn): (Vec<TreeBatch<'_>>, Vec<TreeBatch<'_>>) =
             jobs.partition(|(tree, batch)| batch.len() >= PART_MIN && tree.shares_no_blocks());
         if apart.len() < 2 {
             in_turn.append(&mut apart);
@@ -67,7 +67,7 @@ impl Engine {
 
     fn apply_side_by_side(
         &self,
-        jobs: &[Job<'_>],
+        jobs: &[TreeBatch<'_>],
         refs: &DelayedRefs,
         transid: Generation,
         progress: &ApplyProgress,

@@ -14,7 +14,7 @@ use ubtrfs_space::RefKey;
 use ubtrfs_tree::{NodePtr, NodeSource, RootPtr};
 
 use crate::commit_state::CommitWork;
-use crate::cow::child_refs::{ChildRefs, Users};
+use crate::cow::child_refs::{ChildRefs, UserChange};
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::engine::Engine;
 use crate::handle::root_change::{NewContent, NewSubvolume, RootChange};
@@ -122,7 +122,7 @@ impl Engine {
             if !node.is_leaf() {
                 open.extend((0..node.nritems()).map(|slot| node.child_ptr(slot, root.tree)));
             }
-            refs.add_node(&mut work.refs, &node, RefKey::TreeBlock(root.tree), -1, Users::Same);
+            refs.add_node(&mut work.refs, &node, RefKey::TreeBlock(root.tree), -1, UserChange::Same);
             self.store.retire(ptr.bytenr);
         }
         self.trees.forget(root.tree);

@@ -36,7 +36,7 @@ use crate::extents::free_space_tree;
 use crate::handle::root_change::RootChange;
 use crate::handle::running::EndedTransaction;
 use crate::health::stats::Span;
-use crate::per_thread::Closed;
+use crate::per_thread::ClosedGate;
 use crate::race::race_point;
 use crate::relocation::step::RelocationStep;
 
@@ -186,7 +186,7 @@ impl Engine {
     }
 
     /// Ends the running transaction: its items become the frozen items, and the next transaction begins.
-    fn freeze_transaction(&self, gate: &Closed<'_>) -> (Generation, Vec<Arc<Tree>>, Vec<RootChange>) {
+    fn freeze_transaction(&self, gate: &ClosedGate<'_>) -> (Generation, Vec<Arc<Tree>>, Vec<RootChange>) {
         let _freeze = self.stats.span(Span::Freeze);
         let EndedTransaction { transid, listed, root_changes } = self.running.end(gate);
         let mut frozen = Vec::with_capacity(listed.len());
@@ -264,7 +264,7 @@ impl Engine {
         transid: Generation,
         superblock: &mut Superblock,
         mut step: Option<&mut RelocationStep>,
-        mut gate: Option<Closed<'_>>,
+        mut gate: Option<ClosedGate<'_>>,
     ) -> Result<()> {
         let mut csums_done = false;
         for round in 0..MAX_ROUNDS {

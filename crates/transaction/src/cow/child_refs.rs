@@ -25,7 +25,7 @@ pub(crate) struct ChildRefs {
 
 /// Whether a change of references changes the users of the extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Users {
+pub(crate) enum UserChange {
     /// References are handed over: the set of subvolumes that reach the extent stays the same.
     Same,
     /// The tree starts or stops using the extent.
@@ -40,17 +40,24 @@ impl ChildRefs {
         Extent::new(bytenr, u64::from(self.nodesize))
     }
 
-    fn mark(&self, users: Users) -> OwnerMark {
+    fn mark(&self, users: UserChange) -> OwnerMark {
         match users {
             _ if self.quotas != QuotaMode::Full || !self.owner.is_subvolume() => OwnerMark::Same,
-            Users::Same => OwnerMark::Same,
-            Users::Change => OwnerMark::Changed,
-            Users::Private => OwnerMark::WasPrivate,
+            UserChange::Same => OwnerMark::Same,
+            UserChange::Change => OwnerMark::Changed,
+            UserChange::Private => OwnerMark::WasPrivate,
         }
     }
 
     /// Adds `delta` to the count of the reference `reference` to a block.
-    pub(crate) fn add_node(&self, refs: &mut DelayedRefs, node: &Node, reference: RefKey, delta: i64, users: Users) {
+    pub(crate) fn add_node(
+        &self,
+        refs: &mut DelayedRefs,
+        node: &Node,
+        reference: RefKey,
+        delta: i64,
+        users: UserChange,
+    ) {
         let extent = self.extent_at(node.bytenr());
         refs.add_marked(extent, kind_of(node), (reference, delta), self.transid, self.mark(users));
         self.note_allocated_by(refs, node);
@@ -71,7 +78,7 @@ impl ChildRefs {
         node: &Node,
         parent: Option<Logical>,
         delta: i64,
-        users: Users,
+        users: UserChange,
     ) {
         for slot in 0..node.nritems() {
             if node.is_leaf() {
@@ -92,7 +99,7 @@ impl ChildRefs {
         node: &Node,
         slot: usize,
         (parent, delta): (Option<Logical>, i64),
-        users: Users,
+        users: UserChange,
     ) {
         let NodePtr { bytenr: child, level, first_key, .. } = node.child_ptr(slot, self.owner);
         let reference = parent.map_or(RefKey::TreeBlock(self.owner), RefKey::SharedBlock);
@@ -107,7 +114,7 @@ impl ChildRefs {
         key: &Key,
         item: &[u8],
         (parent, delta): (Option<Logical>, i64),
-        users: Users,
+        users: UserChange,
     ) {
         let Some(extent) = regular_extent(item) else { return };
         let keyed =

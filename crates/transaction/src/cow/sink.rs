@@ -37,7 +37,7 @@ use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, Roo
 use ubtrfs_space::{DelayedRefs, Extent, RefKey, SpaceKind};
 use ubtrfs_tree::{ApplyStats, Changes, Node, NodeSink, NodeSource, PartSink, RootPtr};
 
-use crate::cow::child_refs::{ChildRefs, Users, kind_of};
+use crate::cow::child_refs::{ChildRefs, UserChange, kind_of};
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
 use crate::extents::extent_tree;
@@ -88,7 +88,7 @@ impl Engine {
             make_nodes(tree.source(), CowSink::new(job, None), Vec::new(), &old_root, batch)
         };
         let (new_root, stats, made) = made.map_err(|error| error.in_tree(tree.id()))?;
-        let Made { refs: new_refs, emitted, freed, left, retired, nr_made, nr_left } = made;
+        let UnpublishedNodes { refs: new_refs, emitted, freed, left, retired, nr_made, nr_left } = made;
         self.stats.applied(tree.id(), &stats);
         tree.publish(new_root, || {
             // Drop the nodes at freed addresses before the new nodes are added, because a new node may have a freed
@@ -144,7 +144,7 @@ impl ApplyProgress {
 
 /// The result of an apply, or of a part of it, before it is published.
 #[derive(Default)]
-struct Made {
+struct UnpublishedNodes {
     refs: NewRefs,
     /// Nodes that are not written yet.
     emitted: HashMap<Logical, Arc<Node>>,
@@ -195,7 +195,7 @@ impl NewRefs {
     }
 }
 
-impl Made {
+impl UnpublishedNodes {
     /// Adds the result of another part.
     #[allow(clippy::arithmetic_side_effects, reason = "numbers of blocks of one apply")]
     fn join(&mut self, other: Self) {
@@ -216,7 +216,7 @@ fn make_nodes<'a>(
     mut parts: Vec<CowSink<'a>>,
     old_root: &RootPtr,
     batch: &dyn Changes,
-) -> Result<(RootPtr, ApplyStats, Made)> {
+) -> Result<(RootPtr, ApplyStats, UnpublishedNodes)> {
     let mut sinks: Vec<PartSink<'_>> = parts.iter_mut().map(|part| part as PartSink<'_>).collect();
     let (new_root, stats) = ubtrfs_tree::apply_in_parts(source, &mut sink, &mut sinks, old_root, batch)?;
     let mut made = sink.finish();
@@ -288,7 +288,7 @@ impl<'a> ApplyJob<'a> {
 /// Collects the nodes of one walk through a tree, or through a part of it.
 struct CowSink<'a> {
     job: ApplyJob<'a>,
-    made: Made,
+    made: UnpublishedNodes,
     allocated: HashSet<Logical>,
     /// Space for the next nodes. Nodes from this space are neighbours, regardless of the allocations of other parts.
     pool: Range<u64>,
@@ -304,7 +304,7 @@ impl<'a> CowSink<'a> {
     fn new(job: ApplyJob<'a>, stream: Option<&'a NodeStream<'a>>) -> Self {
         Self {
             job,
-            made: Made::default(),
+            made: UnpublishedNodes::default(),
             allocated: HashSet::new(),
             pool: 0..0,
             stream,
@@ -318,14 +318,14 @@ impl<'a> CowSink<'a> {
         self.job.child_refs().extent_at(bytenr)
     }
 
-    fn add_ref(&mut self, node: &Node, reference: RefKey, delta: i64, users: Users) {
+    fn add_ref(&mut self, node: &Node, reference: RefKey, delta: i64, users: UserChange) {
         self.job.child_refs().add_node(&mut self.made.refs.added, node, reference, delta, users);
     }
 
     /// Adds `delta` to the block's reference to each of its children. The children keep their users, because a copy of
     /// the block also refers to the children.
     fn add_child_refs(&mut self, node: &Node, parent: Option<Logical>, delta: i64) {
-        self.job.child_refs().add_children(&mut self.made.refs.added, node, parent, delta, Users::Same);
+        self.job.child_refs().add_children(&mut self.made.refs.added, node, parent, delta, UserChange::Same);
     }
 
     /// Whether no other tree can use a block of this tree.
@@ -365,7 +365,7 @@ impl<'a> CowSink<'a> {
             // The node's extent item was never made, so no delayed ref is needed.
             self.made.refs.forget(self.job.refs, bytenr);
         } else {
-            self.add_ref(node, RefKey::TreeBlock(self.job.owner), -1, Users::Change);
+            self.add_ref(node, RefKey::TreeBlock(self.job.owner), -1, UserChange::Change);
         }
         added_now
     }
@@ -375,7 +375,7 @@ impl<'a> CowSink<'a> {
         clippy::arithmetic_side_effects,
         reason = "the pool is not empty in that arm, so its end is above its start"
     )]
-    fn finish(mut self) -> Made {
+    fn finish(mut self) -> UnpublishedNodes {
         for &bytenr in &self.allocated {
             self.job.engine.space.release(self.extent_at(bytenr));
         }
@@ -486,7 +486,7 @@ impl NodeSink for CowSink<'_> {
             self.job.engine.store.retire(node.bytenr());
         }
         self.made.nr_left += 1;
-        let users = if self.is_private(node) { Users::Private } else { Users::Change };
+        let users = if self.is_private(node) { UserChange::Private } else { UserChange::Change };
         self.add_ref(node, RefKey::TreeBlock(self.job.owner), -1, users);
         Ok(())
     }
@@ -503,10 +503,10 @@ impl NodeSink for CowSink<'_> {
         }
         let (child_refs, refs) = (self.job.child_refs(), &mut self.made.refs.added);
         if let Some(old) = old {
-            child_refs.add_data(refs, key, old, (None, -1), Users::Change);
+            child_refs.add_data(refs, key, old, (None, -1), UserChange::Change);
         }
         if let Some(new) = new {
-            child_refs.add_data(refs, key, new, (None, 1), Users::Change);
+            child_refs.add_data(refs, key, new, (None, 1), UserChange::Change);
         }
         Ok(())
     }
@@ -516,7 +516,7 @@ impl NodeSink for CowSink<'_> {
         assert_eq!(node.generation(), self.job.transid, "I1: a node of an earlier transaction changes in place");
         if self.allocated.remove(&node.bytenr()) {
             self.made.nr_made += 1;
-            self.add_ref(&node, RefKey::TreeBlock(self.job.owner), 1, Users::Change);
+            self.add_ref(&node, RefKey::TreeBlock(self.job.owner), 1, UserChange::Change);
         }
         let Some(stream) = self.stream else {
             self.made.emitted.insert(node.bytenr(), node);

@@ -57,7 +57,7 @@ impl PutExtent {
 
 /// Tells whether other referrers than a given one use an extent, as far as the ledger knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Users {
+pub(crate) enum OtherUsers {
     /// An item with another referrer was put since the last commit.
     Others,
     /// The extent has no extent item yet, and only this referrer put items.
@@ -139,17 +139,17 @@ impl DataLedger {
     }
 
     /// Tells whether other referrers than this one use an extent, as far as the ledger knows.
-    pub(crate) fn users(&self, bytenr: Logical, referrer: &Referrer) -> Users {
+    pub(crate) fn users(&self, bytenr: Logical, referrer: &Referrer) -> OtherUsers {
         let extents = self.extents.lock();
         let mut puts = [&extents.active, &extents.frozen].into_iter().filter_map(|puts| puts.get(&bytenr)).peekable();
         let has_puts = puts.peek().is_some();
         if puts.any(|put| put.has_other_than(referrer)) {
-            return Users::Others;
+            return OtherUsers::Others;
         }
         match covering(&extents.allocated, bytenr.0) {
-            None => Users::Recorded,
-            Some(_) if has_puts => Users::OnlyThis,
-            Some(_) => Users::Unknown,
+            None => OtherUsers::Recorded,
+            Some(_) if has_puts => OtherUsers::OnlyThis,
+            Some(_) => OtherUsers::Unknown,
         }
     }
 
@@ -396,10 +396,10 @@ mod tests {
         ledger.allocated(extent);
         ledger.put(extent, one);
         ledger.put(extent, one);
-        assert_eq!(ledger.users(extent.bytenr, &one), Users::OnlyThis);
-        assert_eq!(ledger.users(extent.bytenr, &two), Users::Others);
+        assert_eq!(ledger.users(extent.bytenr, &one), OtherUsers::OnlyThis);
+        assert_eq!(ledger.users(extent.bytenr, &two), OtherUsers::Others);
         ledger.put(extent, two);
-        assert_eq!(ledger.users(extent.bytenr, &one), Users::Others);
+        assert_eq!(ledger.users(extent.bytenr, &one), OtherUsers::Others);
     }
 
     #[test]
@@ -408,8 +408,8 @@ mod tests {
         let extent = Extent::new(Logical(SECTOR), SECTOR);
         let referrer = (RootId::FS_TREE, Ino(257), 0);
         ledger.allocated(extent);
-        assert_eq!(ledger.users(extent.bytenr, &referrer), Users::Unknown);
+        assert_eq!(ledger.users(extent.bytenr, &referrer), OtherUsers::Unknown);
         ledger.forget_allocated_all(&[extent]);
-        assert_eq!(ledger.users(extent.bytenr, &referrer), Users::Recorded);
+        assert_eq!(ledger.users(extent.bytenr, &referrer), OtherUsers::Recorded);
     }
 }

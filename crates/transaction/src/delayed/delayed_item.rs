@@ -25,13 +25,13 @@ use parking_lot::{RwLock, RwLockWriteGuard};
 use ubtrfs_format::{Key, KeyType};
 use ubtrfs_tree::Changes;
 
-use crate::delayed::item_map::{Change, Growth, ItemMap, PAGE_ITEMS, Page};
-use crate::delayed::name_map::{NameMap, Names};
+use crate::delayed::item_map::{ChangePage, DelayedChange, Growth, ItemMap, PAGE_ITEMS};
+use crate::delayed::name_map::{NameMap, OrderedNames};
 use crate::lock_rank::{Held, Rank};
 
 /// Changes of some objectids, with rows and names in separate maps.
 #[derive(Debug, Default)]
-struct Shard {
+struct DelayedShard {
     rows: ItemMap,
     names: NameMap,
     /// The objectids of both maps.
@@ -48,7 +48,7 @@ struct Objectids {
 /// Active changes of some objectids, and the watched objectids.
 #[derive(Debug, Default)]
 struct ActiveShard {
-    changes: Shard,
+    changes: DelayedShard,
     /// Whether `changes` deletes a name (I3).
     deletes_names: bool,
     watched: HashSet<u64>,
@@ -80,7 +80,7 @@ pub(crate) struct LockedItems<'d> {
 #[derive(Debug, Default)]
 pub(crate) struct FrozenItems {
     /// Empty if the tree had no shards.
-    shards: Vec<Option<Box<Shard>>>,
+    shards: Vec<Option<Box<DelayedShard>>>,
 }
 
 /// Frozen changes in the order of their keys.
@@ -93,8 +93,8 @@ pub(crate) struct FrozenBatch<'f> {
 /// Neighbouring changes of a map, at most [`PAGE_ITEMS`].
 #[derive(Clone, Copy)]
 enum FrozenPage<'f> {
-    Rows(&'f Page),
-    Names(Names<'f>),
+    Rows(&'f ChangePage),
+    Names(OrderedNames<'f>),
 }
 
 impl DelayedItems {
@@ -136,19 +136,19 @@ impl DelayedItems {
     }
 
     /// The change of this key, if there is one.
-    pub(crate) fn get(&self, key: &Key) -> Option<Change> {
+    pub(crate) fn get(&self, key: &Key) -> Option<DelayedChange> {
         self.with_shard(shard_of(key), |shard| shard.changes.get(key)).flatten()
     }
 
     /// Returns up to `limit` changes of `start..=end` in ascending order.
-    pub(crate) fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
+    pub(crate) fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, DelayedChange)> {
         let of_shard = |number| self.with_shard(number, |shard| shard.changes.range(start, end, limit));
         merge_ranges(shards_between(start, end).filter_map(of_shard), limit)
     }
 
     /// Returns the changes of `start..=end` in descending order of their keys. Stops after the first change that is not
     /// a deletion, or after `limit` changes.
-    pub(crate) fn backwards(&self, end: &Key, start: &Key, limit: usize) -> Vec<(Key, Change)> {
+    pub(crate) fn backwards(&self, end: &Key, start: &Key, limit: usize) -> Vec<(Key, DelayedChange)> {
         let of_shard = |number| self.with_shard(number, |shard| shard.changes.backwards(start, end, limit));
         join_backwards(shards_between(start, end).filter_map(of_shard), limit)
     }
@@ -168,7 +168,7 @@ impl DelayedItems {
         let freeze = |slot: &ShardSlot| {
             let mut slot = slot.write();
             let shard = slot.as_mut()?;
-            let mut frozen = Shard {
+            let mut frozen = DelayedShard {
                 rows: std::mem::take(&mut shard.changes.rows),
                 names: NameMap::default(),
                 objectids: std::mem::take(&mut shard.changes.objectids),
@@ -177,7 +177,7 @@ impl DelayedItems {
                 std::mem::swap(&mut frozen.names, &mut shard.changes.names);
                 names_bytes = names_bytes.saturating_add(frozen.names.memory_bytes());
             }
-            let Shard { names, objectids, .. } = &mut shard.changes;
+            let DelayedShard { names, objectids, .. } = &mut shard.changes;
             names.dirs().for_each(|dir| objectids.add(dir));
             debug_assert!(names.delete_nothing(), "I3: a name that is deleted stays while its rows are frozen");
             let is_unused = objectids.is_empty() && shard.watched.is_empty();
@@ -251,21 +251,21 @@ impl LockedItems<'_> {
 }
 
 impl FrozenItems {
-    pub(crate) fn get(&self, key: &Key) -> Option<Change> {
+    pub(crate) fn get(&self, key: &Key) -> Option<DelayedChange> {
         self.shard(shard_of(key))?.get(key)
     }
 
-    fn shard(&self, number: usize) -> Option<&Shard> {
+    fn shard(&self, number: usize) -> Option<&DelayedShard> {
         self.shards.get(number)?.as_deref()
     }
 
-    pub(crate) fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
+    pub(crate) fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, DelayedChange)> {
         let of_shard = |number: usize| Some(self.shard(number)?.range(start, end, limit));
         merge_ranges(shards_between(start, end).filter_map(of_shard), limit)
     }
 
     /// See [`DelayedItems::backwards`].
-    pub(crate) fn backwards(&self, end: &Key, start: &Key, limit: usize) -> Vec<(Key, Change)> {
+    pub(crate) fn backwards(&self, end: &Key, start: &Key, limit: usize) -> Vec<(Key, DelayedChange)> {
         let of_shard = |number: usize| Some(self.shard(number)?.backwards(start, end, limit));
         join_backwards(shards_between(start, end).filter_map(of_shard), limit)
     }
@@ -318,8 +318,8 @@ impl FrozenItems {
     }
 }
 
-impl Shard {
-    fn get(&self, key: &Key) -> Option<Change> {
+impl DelayedShard {
+    fn get(&self, key: &Key) -> Option<DelayedChange> {
         if !self.objectids.may_have(key.objectid) {
             return None;
         }
@@ -331,7 +331,7 @@ impl Shard {
         start.objectid == end.objectid && !self.objectids.may_have(start.objectid)
     }
 
-    fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
+    fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, DelayedChange)> {
         if self.lacks(start, end) {
             return Vec::new();
         }
@@ -344,7 +344,7 @@ impl Shard {
         }
     }
 
-    fn backwards(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
+    fn backwards(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, DelayedChange)> {
         if self.lacks(start, end) {
             return Vec::new();
         }
@@ -459,7 +459,10 @@ impl Changes for FrozenBatch<'_> {
     }
 }
 
-fn merge_ranges(mut ranges: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize) -> Vec<(Key, Change)> {
+fn merge_ranges(
+    mut ranges: impl Iterator<Item = Vec<(Key, DelayedChange)>>,
+    limit: usize,
+) -> Vec<(Key, DelayedChange)> {
     // Usually there is only one range, or only one range with changes.
     let mut merged = ranges.next().unwrap_or_default();
     let nr_first = merged.len();
@@ -477,8 +480,8 @@ fn merge_ranges(mut ranges: impl Iterator<Item = Vec<(Key, Change)>>, limit: usi
 /// Joins lists of changes in descending order of their keys. Each of `lists` ends with its first change that is not a
 /// deletion, after `limit` changes, or at the start of the range.
 #[allow(clippy::arithmetic_side_effects, reason = "a number of lists")]
-fn join_backwards(lists: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize) -> Vec<(Key, Change)> {
-    let mut joined: Vec<(Key, Change)> = Vec::new();
+fn join_backwards(lists: impl Iterator<Item = Vec<(Key, DelayedChange)>>, limit: usize) -> Vec<(Key, DelayedChange)> {
+    let mut joined: Vec<(Key, DelayedChange)> = Vec::new();
     let mut nr_lists = 0;
     for list in lists.filter(|list| !list.is_empty()) {
         nr_lists += 1;

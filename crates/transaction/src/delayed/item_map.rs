@@ -34,23 +34,23 @@ use crate::delayed::delayed_item::INODES_PER_ROW;
 use crate::delayed::item_page::ItemPage;
 
 /// The new value of a key, or `None` if it is deleted.
-pub(crate) type Change = Option<Value>;
+pub(crate) type DelayedChange = Option<Value>;
 
 /// Item changes by key.
 #[derive(Debug, Default)]
 pub(crate) struct ItemMap {
     /// The groups' lowest keys.
     lowest: Vec<Key>,
-    groups: Vec<Group>,
+    groups: Vec<PageGroup>,
     recent: [PageAt; NR_RECENT],
 }
 
 /// Neighbouring pages.
 #[derive(Debug, Default)]
-struct Group {
+struct PageGroup {
     /// The pages' lowest keys.
     lowest: Vec<Key>,
-    pages: Vec<Page>,
+    pages: Vec<ChangePage>,
 }
 
 /// The place of a page: its group, and its index in the group.
@@ -62,7 +62,7 @@ struct PageAt {
 
 /// Neighbouring changes.
 #[derive(Debug, Default)]
-pub(crate) struct Page {
+pub(crate) struct ChangePage {
     items: ItemPage,
     /// The slot of the change that was added last.
     last_added: u8,
@@ -86,7 +86,7 @@ impl ItemMap {
         let mut growth = Growth::default();
         if self.groups.is_empty() {
             self.lowest.push(Key::MIN);
-            self.groups.push(Group { lowest: vec![Key::MIN], pages: vec![Page::default()] });
+            self.groups.push(PageGroup { lowest: vec![Key::MIN], pages: vec![ChangePage::default()] });
             growth.memory_bytes += PAGE_OVERHEAD;
         }
         let at = self.page_to_change(key);
@@ -115,13 +115,13 @@ impl ItemMap {
     }
 
     /// The change of this key, if there is one: a value, or `None` for a deletion.
-    pub(crate) fn get(&self, key: &Key) -> Option<Change> {
+    pub(crate) fn get(&self, key: &Key) -> Option<DelayedChange> {
         let page = self.page(self.search(key)?);
         Some(page.change(page.search(key).ok()?))
     }
 
     /// The keys of `start..=end` that changed, in order, and their changes.
-    pub(crate) fn range(&self, start: &Key, end: &Key) -> impl Iterator<Item = (Key, Change)> {
+    pub(crate) fn range(&self, start: &Key, end: &Key) -> impl Iterator<Item = (Key, DelayedChange)> {
         self.places(start, end).map(|(page, slot)| (page.key(slot), page.change(slot)))
     }
 
@@ -152,12 +152,12 @@ impl ItemMap {
     }
 
     /// The pages in order.
-    pub(crate) fn pages(&self) -> impl Iterator<Item = &Page> {
+    pub(crate) fn pages(&self) -> impl Iterator<Item = &ChangePage> {
         self.groups.iter().flat_map(|group| &group.pages)
     }
 
     /// The pages and slots of the keys of `start..=end`, in order.
-    fn places(&self, start: &Key, end: &Key) -> impl Iterator<Item = (&Page, usize)> {
+    fn places(&self, start: &Key, end: &Key) -> impl Iterator<Item = (&ChangePage, usize)> {
         let (start, end) = (*start, *end);
         let first = self.search(&start).filter(|_| start <= end);
         let groups = first.map_or(&[][..], |first| &self.groups[first.group()..]);
@@ -169,7 +169,7 @@ impl ItemMap {
         })
     }
 
-    fn page(&self, at: PageAt) -> &Page {
+    fn page(&self, at: PageAt) -> &ChangePage {
         &self.groups[at.group()].pages[at.page()]
     }
 
@@ -209,7 +209,7 @@ impl ItemMap {
         clippy::arithmetic_side_effects,
         reason = "places of pages and groups in memory; `place` is at least `middle` in that arm"
     )]
-    fn insert_page(&mut self, behind: PageAt, first: Key, page: Page) {
+    fn insert_page(&mut self, behind: PageAt, first: Key, page: ChangePage) {
         let group = &mut self.groups[behind.group()];
         let place = behind.page() + 1;
         if group.pages.len() < GROUP_PAGES {
@@ -227,8 +227,8 @@ impl ItemMap {
     }
 }
 
-impl Group {
-    fn insert(&mut self, place: usize, first: Key, page: Page) {
+impl PageGroup {
+    fn insert(&mut self, place: usize, first: Key, page: ChangePage) {
         debug_assert!(
             self.lowest.get(place.wrapping_sub(1)).is_none_or(|lowest| *lowest < first)
                 && self.lowest.get(place).is_none_or(|lowest| first < *lowest),
@@ -262,7 +262,7 @@ impl PageAt {
     }
 }
 
-impl Page {
+impl ChangePage {
     /// Number of changes.
     pub(crate) fn len(&self) -> usize {
         self.items.heads().len()
@@ -278,7 +278,7 @@ impl Page {
         self.items.value(slot)
     }
 
-    fn change(&self, slot: usize) -> Change {
+    fn change(&self, slot: usize) -> DelayedChange {
         self.value(slot).map(Arc::from)
     }
 
@@ -413,7 +413,7 @@ mod tests {
                 continue;
             }
             let (low, high) = (key(random() % 30_000), key(random() % 30_000));
-            let plain = |(key, change): (Key, Change)| (key, change.map(|value| value.to_vec()));
+            let plain = |(key, change): (Key, DelayedChange)| (key, change.map(|value| value.to_vec()));
             let found: Vec<_> = map.range(&low, &high).map(plain).collect();
             let in_range = || model.iter().filter(|(key, _)| **key >= low && **key <= high);
             let expected: Vec<_> = in_range().map(|(key, value)| (*key, value.clone())).collect();
@@ -438,7 +438,7 @@ mod tests {
             map.set(&Key::new(257, KeyType::DIR_INDEX, index), None);
         }
         assert!(map.pages().count() <= 2 * 50 + 6, "{} pages", map.pages().count());
-        assert_eq!(map.pages().map(Page::len).sum::<usize>(), 2 * nr_names + 60);
+        assert_eq!(map.pages().map(ChangePage::len).sum::<usize>(), 2 * nr_names + 60);
     }
 
     #[test]

@@ -16,14 +16,14 @@ use ubtrfs_format::{Key, KeyType};
 /// Neighbouring changes.
 #[derive(Debug, Default)]
 pub(crate) struct ItemPage {
-    heads: Vec<Head>,
+    heads: Vec<ItemHead>,
     data: Vec<u8>,
     garbage: usize,
 }
 
 /// A key and the place of its data, packed into few bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Head {
+pub(crate) struct ItemHead {
     objectid: u64,
     offset: u64,
     start: u32,
@@ -39,7 +39,7 @@ impl ItemPage {
     }
 
     /// The heads, in order.
-    pub(crate) fn heads(&self) -> &[Head] {
+    pub(crate) fn heads(&self) -> &[ItemHead] {
         &self.heads
     }
 
@@ -61,8 +61,10 @@ impl ItemPage {
             self.heads.reserve_exact(HEADS_STEP);
         }
         let (start, len) = self.add_data(value);
-        self.heads
-            .insert(slot, Head { objectid: key.objectid, offset: key.offset, start, len, item_type: key.item_type });
+        self.heads.insert(
+            slot,
+            ItemHead { objectid: key.objectid, offset: key.offset, start, len, item_type: key.item_type },
+        );
     }
 
     /// Replaces the change in this slot.
@@ -79,7 +81,7 @@ impl ItemPage {
         self.garbage += head.data_len();
         debug_assert!(self.garbage <= self.data.len(), "I1: more garbage than data");
         let (start, len) = self.add_data(value);
-        self.heads[slot] = Head { start, len, ..head };
+        self.heads[slot] = ItemHead { start, len, ..head };
         if self.garbage > GARBAGE_MAX && self.garbage > self.data.len() / 2 {
             *self = self.copy_of(0..self.heads.len());
         }
@@ -112,14 +114,14 @@ impl ItemPage {
     /// A page with the changes in `slots` and no garbage.
     fn copy_of(&self, slots: Range<usize>) -> Self {
         let heads = &self.heads[slots.clone()];
-        let mut copy = Self::with_room(heads.len(), heads.iter().map(Head::data_len).sum());
+        let mut copy = Self::with_room(heads.len(), heads.iter().map(ItemHead::data_len).sum());
         for (head, slot) in heads.iter().zip(slots) {
             let (start, len) = copy.add_data(self.value(slot));
-            copy.heads.push(Head { start, len, ..*head });
+            copy.heads.push(ItemHead { start, len, ..*head });
         }
         debug_assert_eq!(
             copy.data.len(),
-            copy.heads.iter().map(Head::data_len).sum::<usize>(),
+            copy.heads.iter().map(ItemHead::data_len).sum::<usize>(),
             "I1: a copy has no garbage"
         );
         copy
@@ -129,11 +131,11 @@ impl ItemPage {
     #[allow(clippy::arithmetic_side_effects, reason = "sizes of memory: a page takes far less than `isize::MAX` bytes")]
     pub(crate) fn memory_bytes(&self) -> isize {
         // A `Vec` never takes more than `isize::MAX` bytes.
-        (self.heads.capacity() * size_of::<Head>() + self.data.capacity()) as isize
+        (self.heads.capacity() * size_of::<ItemHead>() + self.data.capacity()) as isize
     }
 }
 
-impl Head {
+impl ItemHead {
     /// The key.
     pub(crate) fn key(&self) -> Key {
         Key::new(self.objectid, self.item_type, self.offset)
@@ -145,7 +147,7 @@ impl Head {
     }
 }
 
-/// Value of `Head::len` if the key is deleted. Every item is shorter, because a block has at most 64 KiB, including its
+/// Value of `ItemHead::len` if the key is deleted. Every item is shorter, because a block has at most 64 KiB, including its
 /// header and the item's head.
 const DELETED: u16 = u16::MAX;
 const GARBAGE_MAX: usize = 1024;

@@ -25,24 +25,24 @@ use std::collections::BTreeMap;
 use ubtrfs_format::{Key, KeyType};
 
 use crate::delayed::item_log::ItemLog;
-use crate::delayed::item_map::{Change, Growth};
+use crate::delayed::item_map::{DelayedChange, Growth};
 
 /// Changes of names by directory and hash.
 #[derive(Debug, Default)]
 pub(crate) struct NameMap {
-    dirs: BTreeMap<u64, Dir>,
+    dirs: BTreeMap<u64, DirChanges>,
 }
 
 /// Changes of one directory's names.
 #[derive(Debug)]
-pub(crate) struct Dir {
+pub(crate) struct DirChanges {
     /// Page numbers, by the first `bits` bits of a hash.
     table: Vec<u32>,
     bits: u32,
     /// Pages in the order of their numbers. Each group except the last has [`GROUP_PAGES`] pages.
     groups: Vec<Vec<NamePage>>,
     /// The heads of pages that have more heads than fit into them (I2).
-    more: BTreeMap<u32, Vec<Head>>,
+    more: BTreeMap<u32, Vec<NameHead>>,
     log: ItemLog,
     garbage: usize,
     /// Bytes of memory that the whole directory takes.
@@ -51,7 +51,7 @@ pub(crate) struct Dir {
 
 /// A name's hash and the position of its item.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Head {
+pub(crate) struct NameHead {
     hash: u32,
     /// Position in the log, or [`DELETED`].
     at: u32,
@@ -62,7 +62,7 @@ pub(crate) struct Head {
 #[repr(align(64))]
 struct NamePage {
     /// Unused heads have the largest hash, so that a search need not know the number of used heads.
-    heads: [Head; PAGE_NAMES],
+    heads: [NameHead; PAGE_NAMES],
     /// Number of heads, or [`MORE`].
     len: u8,
     /// Number of bits in the prefix of the page.
@@ -71,9 +71,9 @@ struct NamePage {
 
 /// Some names of a directory in order, with their items.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Names<'n> {
+pub(crate) struct OrderedNames<'n> {
     pub(crate) dir: u64,
-    heads: &'n [Head],
+    heads: &'n [NameHead],
     log: &'n ItemLog,
 }
 
@@ -94,7 +94,7 @@ impl NameMap {
         let mut is_new = false;
         let dir = self.dirs.entry(key.objectid).or_insert_with(|| {
             is_new = true;
-            Dir::new()
+            DirChanges::new()
         });
         let bytes_before = if is_new { 0 } else { dir.bytes };
         let mut growth = dir.set(hash_of(key.offset), value);
@@ -104,7 +104,7 @@ impl NameMap {
     }
 
     /// The change of this key, if there is one: a value, or `None` for a deletion.
-    pub(crate) fn get(&self, key: &Key) -> Option<Change> {
+    pub(crate) fn get(&self, key: &Key) -> Option<DelayedChange> {
         debug_assert!(Self::takes(key), "{key:?} is not the key of a name");
         let dir = self.dirs.get(&key.objectid)?;
         let hash = hash_of(key.offset);
@@ -114,7 +114,7 @@ impl NameMap {
     }
 
     /// The keys of `start..=end` that changed, in order, and their changes.
-    pub(crate) fn range(&self, start: &Key, end: &Key) -> impl Iterator<Item = (Key, Change)> {
+    pub(crate) fn range(&self, start: &Key, end: &Key) -> impl Iterator<Item = (Key, DelayedChange)> {
         self.places(start, end).map(|(objectid, dir, head)| (key_of(objectid, head), dir.value(head).map(Into::into)))
     }
 
@@ -124,7 +124,7 @@ impl NameMap {
     }
 
     /// The last change of `start..=end`.
-    pub(crate) fn last(&self, start: &Key, end: &Key) -> Option<(Key, Change)> {
+    pub(crate) fn last(&self, start: &Key, end: &Key) -> Option<(Key, DelayedChange)> {
         if start > end {
             return None;
         }
@@ -148,10 +148,10 @@ impl NameMap {
     }
 
     /// All names in order, in pieces of at most `len`.
-    pub(crate) fn pieces(&self, len: usize) -> impl Iterator<Item = Names<'_>> {
+    pub(crate) fn pieces(&self, len: usize) -> impl Iterator<Item = OrderedNames<'_>> {
         self.dirs.iter().flat_map(move |(&objectid, dir)| {
             let pages = dir.pages_from(0).flat_map(move |number| dir.heads(number).chunks(len));
-            pages.map(move |heads| Names { dir: objectid, heads, log: &dir.log })
+            pages.map(move |heads| OrderedNames { dir: objectid, heads, log: &dir.log })
         })
     }
 
@@ -161,7 +161,7 @@ impl NameMap {
         pages.all(|heads| heads.iter().all(|head| head.at != DELETED))
     }
 
-    fn places(&self, start: &Key, end: &Key) -> impl Iterator<Item = (u64, &Dir, Head)> {
+    fn places(&self, start: &Key, end: &Key) -> impl Iterator<Item = (u64, &DirChanges, NameHead)> {
         let (start, end) = (*start, *end);
         let objectids = start.objectid..=end.objectid.max(start.objectid);
         self.dirs
@@ -174,7 +174,7 @@ impl NameMap {
     }
 }
 
-impl<'n> Names<'n> {
+impl<'n> OrderedNames<'n> {
     /// Number of names.
     pub(crate) fn len(&self) -> usize {
         self.heads.len()
@@ -190,7 +190,7 @@ impl<'n> Names<'n> {
         if slot == 0 {
             self.touch();
         }
-        let Head { at, .. } = self.heads[slot];
+        let NameHead { at, .. } = self.heads[slot];
         (at != DELETED).then(|| self.log.get(at))
     }
 
@@ -206,7 +206,7 @@ impl<'n> Names<'n> {
     clippy::arithmetic_side_effects,
     reason = "I1, I2: depths and numbers of bits are at most `HASH_BITS`; the rest are slots, pages and sizes of memory"
 )]
-impl Dir {
+impl DirChanges {
     fn new() -> Self {
         let first = vec![NamePage::default()];
         let bytes = DIR_OVERHEAD + pages_bytes(&first);
@@ -233,7 +233,7 @@ impl Dir {
                 }
                 Err(_) if self.page(number).is_full() && self.can_split(number) => self.split(number, hash),
                 Err(slot) => {
-                    let head = Head { hash, at: self.add_item(value) };
+                    let head = NameHead { hash, at: self.add_item(value) };
                     self.insert(number, slot, head);
                     return Growth { is_new: true, data_bytes, ..Growth::default() };
                 }
@@ -249,7 +249,7 @@ impl Dir {
         at
     }
 
-    fn insert(&mut self, number: u32, slot: usize, head: Head) {
+    fn insert(&mut self, number: u32, slot: usize, head: NameHead) {
         if let Some(heads) = self.more.get_mut(&number) {
             let bytes_before = heads_bytes(heads);
             heads.insert(slot, head);
@@ -305,7 +305,7 @@ impl Dir {
         self.bytes = self.bytes + self.log.memory_bytes() - old.memory_bytes();
     }
 
-    fn value(&self, head: Head) -> Option<&[u8]> {
+    fn value(&self, head: NameHead) -> Option<&[u8]> {
         (head.at != DELETED).then(|| self.log.get(head.at))
     }
 
@@ -326,12 +326,12 @@ impl Dir {
         &mut self.groups[number as usize / GROUP_PAGES][number as usize % GROUP_PAGES]
     }
 
-    fn heads(&self, number: u32) -> &[Head] {
+    fn heads(&self, number: u32) -> &[NameHead] {
         let page = self.page(number);
         if page.len == MORE { &self.more[&number] } else { &page.heads[..page.len.into()] }
     }
 
-    fn heads_mut(&mut self, number: u32) -> &mut [Head] {
+    fn heads_mut(&mut self, number: u32) -> &mut [NameHead] {
         let len = self.page(number).len;
         if len == MORE {
             return self.more.get_mut(&number).expect("I2: a page that says so has its heads there");
@@ -340,7 +340,7 @@ impl Dir {
     }
 
     /// Takes the heads out of a page. The caller then gives the page heads with [`Self::set_heads`].
-    fn take_heads(&mut self, number: u32) -> Vec<Head> {
+    fn take_heads(&mut self, number: u32) -> Vec<NameHead> {
         match self.more.remove(&number) {
             Some(heads) => {
                 self.bytes -= heads_bytes(&heads);
@@ -350,7 +350,7 @@ impl Dir {
         }
     }
 
-    fn set_heads(&mut self, number: u32, heads: Vec<Head>) {
+    fn set_heads(&mut self, number: u32, heads: Vec<NameHead>) {
         let page = self.page_mut(number);
         if heads.len() <= PAGE_NAMES {
             page.heads[..heads.len()].copy_from_slice(&heads);
@@ -434,7 +434,7 @@ impl Dir {
         1 << (self.bits - u32::from(self.page(number).depth))
     }
 
-    fn places(&self, first: u32, last: u32) -> impl Iterator<Item = Head> {
+    fn places(&self, first: u32, last: u32) -> impl Iterator<Item = NameHead> {
         let nr_slots = self.table_slot(last) - self.table_slot(first) + 1;
         self.pages_from(first).take(nr_slots).flat_map(move |number| {
             let heads = self.heads(number);
@@ -445,7 +445,7 @@ impl Dir {
     }
 
     /// The name with the highest hash that is not above `hash`.
-    fn last(&self, hash: u32) -> Option<Head> {
+    fn last(&self, hash: u32) -> Option<NameHead> {
         let mut slot = self.table_slot(hash);
         loop {
             let number = self.table[slot];
@@ -499,7 +499,7 @@ fn hashes_within(objectid: u64, start: &Key, end: &Key) -> Option<(u32, u32)> {
     (from <= to.min(LAST_HASH)).then(|| (hash_of(from), hash_of(to)))
 }
 
-fn key_of(objectid: u64, head: Head) -> Key {
+fn key_of(objectid: u64, head: NameHead) -> Key {
     Key::new(objectid, KeyType::DIR_ITEM, head.hash.into())
 }
 
@@ -513,18 +513,18 @@ fn pages_bytes(pages: &Vec<NamePage>) -> usize {
 }
 
 #[allow(clippy::arithmetic_side_effects, reason = "a `Vec` never takes more than `isize::MAX` bytes")]
-fn heads_bytes(heads: &Vec<Head>) -> usize {
-    heads.capacity() * size_of::<Head>()
+fn heads_bytes(heads: &Vec<NameHead>) -> usize {
+    heads.capacity() * size_of::<NameHead>()
 }
 
 const HASH_BITS: u32 = 32;
 const LAST_HASH: u64 = u32::MAX as u64;
 /// Number of heads in a page: these heads, `len` and `depth` together take four cache lines.
 const PAGE_NAMES: usize = 31;
-/// Value of `NamePage::len` if the heads are in `Dir::more`.
+/// Value of `NamePage::len` if the heads are in `DirChanges::more`.
 const MORE: u8 = u8::MAX;
 const DELETED: u32 = u32::MAX;
-const NO_HEAD: Head = Head { hash: u32::MAX, at: DELETED };
+const NO_HEAD: NameHead = NameHead { hash: u32::MAX, at: DELETED };
 const GROUP_PAGES: usize = 64;
 const SPARSE: usize = 16;
 /// Bytes of garbage that a log of any length may have.
@@ -544,7 +544,7 @@ mod tests {
     }
 
     fn compare(map: &NameMap, model: &Model, (low, high): (Key, Key)) {
-        let plain = |(key, change): (Key, Change)| (key, change.map(|value| value.to_vec()));
+        let plain = |(key, change): (Key, DelayedChange)| (key, change.map(|value| value.to_vec()));
         let in_range = || model.iter().filter(|(key, _)| (low..=high).contains(key));
         let expected: Vec<_> = in_range().map(|(key, value)| (*key, value.clone())).collect();
         assert!(map.range(&low, &high).map(plain).eq(expected.iter().cloned()), "{low:?} {high:?}");

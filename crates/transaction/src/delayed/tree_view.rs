@@ -15,7 +15,7 @@ use ubtrfs_format::{Generation, Key, KeyType, RootId, objectid};
 use ubtrfs_tree::{Cursor, Item, LeafPlace, Node, NodePtr, NodeSource, RootPtr, Value};
 
 use crate::delayed::delayed_item::{DelayedItems, FrozenItems};
-use crate::delayed::item_map::Change;
+use crate::delayed::item_map::DelayedChange;
 use crate::lock_rank::{self, Rank, RankedRwLock};
 use crate::nodes::leaf_ahead::{AtVersion, SharedView};
 use crate::nodes::leaf_hint::TreeVersion;
@@ -27,7 +27,7 @@ pub struct Tree {
     id: RootId,
     store: Arc<NodeStore>,
     pub(crate) active: DelayedItems,
-    view: Arc<RankedRwLock<View>>,
+    view: Arc<RankedRwLock<TreeView>>,
     /// Whether the tree is in the engine's list of trees with active items.
     pub(crate) listed: AtomicBool,
     /// The root item, for trees that have one, and the offset of its key. The root state changes only under the commit
@@ -37,7 +37,7 @@ pub struct Tree {
 
 /// The root of the tree, and the items that are being merged into it.
 #[derive(Debug)]
-pub(crate) struct View {
+pub(crate) struct TreeView {
     root: RootPtr,
     frozen: Option<Arc<FrozenItems>>,
     /// See [`Tree::seal`].
@@ -46,14 +46,14 @@ pub(crate) struct View {
     version: TreeVersion,
 }
 
-impl AtVersion for View {
+impl AtVersion for TreeView {
     fn version(&self) -> TreeVersion {
         self.version
     }
 }
 
 /// An item that a merge found: in a delayed change, or in a slot of a node.
-enum Found<'i> {
+enum MergedItem<'i> {
     Delayed(&'i Value),
     Node(&'i Arc<Node>, usize),
 }
@@ -61,8 +61,8 @@ enum Found<'i> {
 /// Merges the active and the frozen changes up to the key `last`. If both lists have a change of a key, only the active
 /// change counts, because it is newer.
 struct Newest<'c> {
-    active: &'c [(Key, Change)],
-    frozen: &'c [(Key, Change)],
+    active: &'c [(Key, DelayedChange)],
+    frozen: &'c [(Key, DelayedChange)],
     last: Key,
 }
 
@@ -137,7 +137,7 @@ impl Tree {
             view: Arc::new(RankedRwLock::new(
                 Rank::View,
                 (root.tree.0, 0),
-                View { root, frozen: None, sealed: false, version },
+                TreeView { root, frozen: None, sealed: false, version },
             )),
             listed: AtomicBool::new(false),
             root: Mutex::new(state),
@@ -191,8 +191,8 @@ impl Tree {
         let mut found = Vec::new();
         self.merge(start, end, limit, |key, item| {
             let item = match item {
-                Found::Delayed(value) => ItemRef::Delayed(value.clone()),
-                Found::Node(leaf, slot) => ItemRef::Node(Item::new(Arc::clone(leaf), slot)),
+                MergedItem::Delayed(value) => ItemRef::Delayed(value.clone()),
+                MergedItem::Node(leaf, slot) => ItemRef::Node(Item::new(Arc::clone(leaf), slot)),
             };
             found.push((key, item));
         })?;
@@ -211,15 +211,21 @@ impl Tree {
         self.merge(start, end, limit, |key, item| {
             count += 1;
             match item {
-                Found::Delayed(value) => visit(&key, value),
-                Found::Node(leaf, slot) => visit(&key, leaf.item(slot)),
+                MergedItem::Delayed(value) => visit(&key, value),
+                MergedItem::Node(leaf, slot) => visit(&key, leaf.item(slot)),
             }
         })?;
         Ok(count)
     }
 
     /// Calls `found` for up to `limit` items of `start..=end`, merged from active items, frozen items and nodes.
-    fn merge(&self, start: &Key, end: &Key, mut limit: usize, mut found: impl FnMut(Key, Found<'_>)) -> Result<()> {
+    fn merge(
+        &self,
+        start: &Key,
+        end: &Key,
+        mut limit: usize,
+        mut found: impl FnMut(Key, MergedItem<'_>),
+    ) -> Result<()> {
         let mut from = *start;
         let mut window = limit.saturating_add(WINDOW_MARGIN);
         while limit > 0 && from <= *end {
@@ -242,7 +248,7 @@ impl Tree {
         end: &Key,
         window: usize,
         limit: &mut usize,
-        found: &mut impl FnMut(Key, Found<'_>),
+        found: &mut impl FnMut(Key, MergedItem<'_>),
     ) -> Result<Option<Key>> {
         let active = self.active.range(start, end, window);
         let view = self.view.read();
@@ -262,7 +268,7 @@ impl Tree {
                 (None, None) => break,
                 (Some((key, newest)), in_tree) if in_tree.is_none_or(|in_tree| *key <= in_tree) => {
                     if let Some(value) = newest {
-                        found(*key, Found::Delayed(value));
+                        found(*key, MergedItem::Delayed(value));
                         *limit -= 1;
                     }
                     if in_tree == Some(*key) {
@@ -271,7 +277,7 @@ impl Tree {
                     change = changes.next();
                 }
                 (_, Some(key)) => {
-                    found(key, Found::Node(&walk.place.leaf, walk.slot));
+                    found(key, MergedItem::Node(&walk.place.leaf, walk.slot));
                     *limit -= 1;
                     walk.step(self, &view)?;
                 }
@@ -282,7 +288,7 @@ impl Tree {
     }
 
     /// The leaf that the key belongs to.
-    fn leaf_of(&self, view: &View, key: &Key) -> Result<LeafPlace> {
+    fn leaf_of(&self, view: &TreeView, key: &Key) -> Result<LeafPlace> {
         self.check_not_sealed(view)?;
         let NodeStore { hints, ahead, .. } = &*self.store;
         if let Some(place) = hints.find(view.version, key) {
@@ -454,7 +460,7 @@ impl Tree {
         self.view.read().sealed
     }
 
-    fn check_not_sealed(&self, view: &View) -> Result<()> {
+    fn check_not_sealed(&self, view: &TreeView) -> Result<()> {
         if view.sealed {
             return Err(Error::ReadOnly { reason: format!("subvolume {} was deleted", self.id) });
         }
@@ -540,7 +546,7 @@ fn note_step() {
 }
 
 impl<'c> Iterator for Newest<'c> {
-    type Item = &'c (Key, Change);
+    type Item = &'c (Key, DelayedChange);
 
     fn next(&mut self) -> Option<Self::Item> {
         let older = self.frozen.split_first().filter(|((key, _), _)| *key <= self.last);
@@ -567,7 +573,7 @@ impl<'c> Iterator for Newest<'c> {
 
 impl LeafWalk {
     /// Begins at the first item that is not below `start`.
-    fn start(tree: &Tree, view: &View, start: &Key, last: Key) -> Result<Self> {
+    fn start(tree: &Tree, view: &TreeView, start: &Key, last: Key) -> Result<Self> {
         let mut walk = Self::enter(tree.leaf_of(view, start)?, start, last);
         walk.find_item(tree, view)?;
         Ok(walk)
@@ -582,14 +588,14 @@ impl LeafWalk {
 
     /// Moves to the next item.
     #[allow(clippy::arithmetic_side_effects, reason = "a slot of a leaf")]
-    fn step(&mut self, tree: &Tree, view: &View) -> Result<()> {
+    fn step(&mut self, tree: &Tree, view: &TreeView) -> Result<()> {
         self.slot += 1;
         self.find_item(tree, view)
     }
 
     /// Moves to the next leaf while the slot is past the last item of the current leaf. Each leaf begins above the
     /// previous leaf, even for crafted nodes: [`LeafPlace::high`] is above the key by which the leaf was found.
-    fn find_item(&mut self, tree: &Tree, view: &View) -> Result<()> {
+    fn find_item(&mut self, tree: &Tree, view: &TreeView) -> Result<()> {
         loop {
             let key = (self.slot < self.place.leaf.nritems()).then(|| self.place.leaf.key(self.slot));
             self.key = key.filter(|key| *key <= self.last_here);

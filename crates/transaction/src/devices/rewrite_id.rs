@@ -8,7 +8,7 @@ use ubtrfs_format::Logical;
 use ubtrfs_volumes::IdRewrite;
 use uuid::Uuid;
 
-use crate::engine::{Engine, OpenOptions};
+use crate::engine::{Engine, EngineOptions};
 use crate::job::Job;
 use crate::rescue::Rescue;
 
@@ -33,7 +33,7 @@ pub fn rewrite_id(devices: &[Arc<dyn Device>], fsid: Option<Uuid>, job: &Job) ->
         rewrite.begin()?;
     }
     let rescue = Rescue { ignore_super_flags: is_resumed, ..Rescue::default() };
-    let engine = Engine::open(devices.to_vec(), OpenOptions { read_only: true, rescue, ..OpenOptions::default() })?;
+    let engine = Engine::open(devices.to_vec(), EngineOptions { read_only: true, rescue, ..EngineOptions::default() })?;
     rewrite.check_chunks(&engine.volumes)?;
     let blocks = engine.tree_blocks(&(0..u64::MAX))?;
     let nodesize = u64::from(engine.geometry.nodesize);

@@ -243,7 +243,7 @@ impl Windows {
 
 /// An extent, or the part of one in a [`StripePart`].
 #[derive(Clone, Debug)]
-struct Piece {
+struct ScrubPiece {
     /// Offset from the start of the stripe.
     offset: u64,
     logical: Range<u64>,
@@ -260,7 +260,7 @@ enum PieceKind {
     Undescribed,
 }
 
-impl Piece {
+impl ScrubPiece {
     fn len_bytes(&self) -> u64 {
         self.logical.end.saturating_sub(self.logical.start)
     }
@@ -272,7 +272,7 @@ impl Piece {
 
 /// What becomes of bad content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(super) enum ScrubMode {
     Check,
     Repair,
     /// Everything is copied to the twin of the device (see [`super::replace`]). The device itself is only read where no
@@ -283,9 +283,9 @@ pub(super) enum Mode {
 }
 
 /// A scrub of a device, shared by its threads.
-struct Work<'w> {
+struct ScrubWork<'w> {
     request: &'w ScrubRequest,
-    mode: Mode,
+    mode: ScrubMode,
     scrub: &'w DeviceScrub,
     job: &'w Job,
     found: &'w (dyn Fn(ScrubFinding) + Sync),
@@ -293,7 +293,7 @@ struct Work<'w> {
 
 /// A window that is being checked, and its counts.
 struct Window<'w> {
-    work: &'w Work<'w>,
+    work: &'w ScrubWork<'w>,
     stripe: DeviceStripe,
     counts: RefCell<ScrubCounts>,
 }
@@ -331,8 +331,8 @@ impl Engine {
         self.abort_state.check_not_aborted()?;
         // Nothing is written to a seed.
         let may_repair = self.read_only().is_none() && !self.volumes.is_seed(request.devid);
-        let mode = if request.repair && may_repair { Mode::Repair } else { Mode::Check };
-        let work = Work { request, mode, scrub, job, found };
+        let mode = if request.repair && may_repair { ScrubMode::Repair } else { ScrubMode::Check };
+        let work = ScrubWork { request, mode, scrub, job, found };
         scrub.state.lock().taken = request.start;
         // A commit during the scrub writes superblocks, so they are checked first.
         self.scrub_superblocks(&work)?;
@@ -349,12 +349,12 @@ impl Engine {
         found: &(dyn Fn(ScrubFinding) + Sync),
     ) -> Result<()> {
         let request = ScrubRequest { devid, start: 0, repair: false };
-        let mode = Mode::Twin { avoids_source };
-        self.go_through(&Work { request: &request, mode, scrub, job, found })
+        let mode = ScrubMode::Twin { avoids_source };
+        self.go_through(&ScrubWork { request: &request, mode, scrub, job, found })
     }
 
     /// Goes through the windows of a device with several threads.
-    fn go_through(&self, work: &Work<'_>) -> Result<()> {
+    fn go_through(&self, work: &ScrubWork<'_>) -> Result<()> {
         let request = work.request;
         let windows = Mutex::new(Windows { stripes: VecDeque::new(), offset: 0, unseen: 0, start: request.start });
         let has_failed = AtomicBool::new(false);
@@ -384,12 +384,12 @@ impl Engine {
     }
 
     /// Checks the next window. Returns false if none is left.
-    fn scrub_next(&self, work: &Work<'_>, windows: &Mutex<Windows>, buf: &mut AlignedBuf) -> Result<bool> {
+    fn scrub_next(&self, work: &ScrubWork<'_>, windows: &Mutex<Windows>, buf: &mut AlignedBuf) -> Result<bool> {
         work.job.check()?;
         let devid = work.request.devid;
         match work.mode {
-            Mode::Check | Mode::Repair => self.volumes.check_usable(devid),
-            Mode::Twin { .. } => self.volumes.check_twin(devid),
+            ScrubMode::Check | ScrubMode::Repair => self.volumes.check_usable(devid),
+            ScrubMode::Twin { .. } => self.volumes.check_twin(devid),
         }?;
         let mut windows = windows.lock();
         let Some((stripe, window)) = windows.next(self, devid) else { return Ok(false) };
@@ -411,7 +411,7 @@ impl Engine {
     }
 
     /// Counts bad superblocks. A commit writes them again, because the device's counters changed.
-    fn scrub_superblocks(&self, work: &Work<'_>) -> Result<()> {
+    fn scrub_superblocks(&self, work: &ScrubWork<'_>) -> Result<()> {
         let bad = self.volumes.nr_bad_superblocks(work.request.devid, self.committed_generation());
         if bad == 0 {
             return Ok(());
@@ -431,7 +431,7 @@ impl Engine {
     fn scrub_window(&self, window: &Window<'_>, offsets: Range<u64>, buf: &mut AlignedBuf) -> Result<()> {
         let Some(parts) = self.volumes.stripe_parts(&window.stripe, offsets) else { return Ok(()) };
         let mut pieces = self.pieces_of(&parts)?;
-        let is_copied = matches!(window.work.mode, Mode::Twin { .. });
+        let is_copied = matches!(window.work.mode, ScrubMode::Twin { .. });
         if is_copied {
             self.add_undescribed(window.stripe.chunk, &parts, &mut pieces);
         }
@@ -454,8 +454,8 @@ impl Engine {
             buf.resize(usize::try_from(end.saturating_sub(start)).unwrap_or_default());
             window.work.scrub.pace(buf.len() as u64, window.work.job);
             let is_read = match window.work.mode {
-                Mode::Check | Mode::Repair => self.volumes.read_stripe(&window.stripe, start, buf).is_ok(),
-                Mode::Twin { avoids_source } => {
+                ScrubMode::Check | ScrubMode::Repair => self.volumes.read_stripe(&window.stripe, start, buf).is_ok(),
+                ScrubMode::Twin { avoids_source } => {
                     !avoids_source && self.volumes.copy_to_twin(&window.stripe, start, buf).is_ok()
                 }
             };
@@ -482,7 +482,7 @@ impl Engine {
     }
 
     /// The extents of some parts of a stripe, in the order of the parts.
-    fn pieces_of(&self, parts: &[StripePart]) -> Result<Vec<Piece>> {
+    fn pieces_of(&self, parts: &[StripePart]) -> Result<Vec<ScrubPiece>> {
         let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return Ok(Vec::new()) };
         let extents = self.extents_in(first.logical.start..last.logical.end)?;
         let committed = self.committed_generation();
@@ -505,7 +505,7 @@ impl Engine {
                         PieceKind::Data(self.csums_of(Logical(logical.start), len_bytes)?)
                     }
                 };
-                pieces.push(Piece { offset, logical, kind });
+                pieces.push(ScrubPiece { offset, logical, kind });
             }
         }
         Ok(pieces)
@@ -513,7 +513,7 @@ impl Engine {
 
     /// Adds the allocated parts of a chunk that no piece covers, and keeps the order. They may hold what was written before
     /// its items are in a tree.
-    fn add_undescribed(&self, chunk: Logical, parts: &[StripePart], pieces: &mut Vec<Piece>) {
+    fn add_undescribed(&self, chunk: Logical, parts: &[StripePart], pieces: &mut Vec<ScrubPiece>) {
         let reserved = self.volumes.reserved_ranges(chunk);
         let mut added = Vec::new();
         for part in parts {
@@ -529,7 +529,7 @@ impl Engine {
                     let until = range.start.min(taken.end);
                     if at < until {
                         let offset = part.offset.saturating_add(at.saturating_sub(part.logical.start));
-                        added.push(Piece { offset, logical: at..until, kind: PieceKind::Undescribed });
+                        added.push(ScrubPiece { offset, logical: at..until, kind: PieceKind::Undescribed });
                     }
                     at = at.max(range.end);
                     if at >= taken.end {
@@ -583,7 +583,7 @@ impl Engine {
     fn scrub_block(
         &self,
         window: &Window<'_>,
-        piece: &Piece,
+        piece: &ScrubPiece,
         (bytenr, generation): (Logical, Generation),
         content: Option<&[u8]>,
     ) -> Result<()> {
@@ -614,7 +614,7 @@ impl Engine {
     fn scrub_data(
         &self,
         window: &Window<'_>,
-        piece: &Piece,
+        piece: &ScrubPiece,
         csums: &SectorCsums,
         content: Option<&[u8]>,
     ) -> Result<()> {
@@ -683,9 +683,9 @@ impl Engine {
         let mut bad = Vec::new();
         let (stripe, tell) = (&window.stripe, &mut |unit| bad.push(unit));
         match window.work.mode {
-            Mode::Check => self.volumes.scrub_range(stripe, range, unit_bytes, verify, false, tell),
-            Mode::Repair => self.volumes.scrub_range(stripe, range, unit_bytes, verify, true, tell),
-            Mode::Twin { avoids_source } => {
+            ScrubMode::Check => self.volumes.scrub_range(stripe, range, unit_bytes, verify, false, tell),
+            ScrubMode::Repair => self.volumes.scrub_range(stripe, range, unit_bytes, verify, true, tell),
+            ScrubMode::Twin { avoids_source } => {
                 self.volumes.fill_twin(stripe, range, unit_bytes, verify, avoids_source, tell)
             }
         }?;
@@ -719,7 +719,7 @@ impl Engine {
                 *result = result.saturating_add(nr_sectors);
             }
         });
-        if matches!(window.work.mode, Mode::Twin { .. }) && first.has_good_copy {
+        if matches!(window.work.mode, ScrubMode::Twin { .. }) && first.has_good_copy {
             // The new device has the good content, and the old one leaves.
             return;
         }

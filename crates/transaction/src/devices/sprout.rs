@@ -19,7 +19,7 @@ use ubtrfs_volumes::Volumes;
 use uuid::Uuid;
 
 use crate::devices::add::check_new_device;
-use crate::engine::{CACHE_PART, Engine, OpenOptions};
+use crate::engine::{CACHE_PART, Engine, EngineOptions};
 use crate::extents::device_items::DeviceChange;
 use crate::job::Job;
 use crate::open::Loaded;
@@ -40,7 +40,7 @@ impl Engine {
     /// device is too small or cannot be written; [`Error::NoSpace`] if it has no room for the first chunks; [`Error::Io`] if
     /// it fails; an error of a commit. After an error, the seed is as it was, and the device may have lost its content.
     pub fn make_sprout(&self, device: Arc<dyn Device>, job: &Job) -> Result<(DevId, Uuid)> {
-        let options = OpenOptions::default();
+        let options = EngineOptions::default();
         let volumes = Volumes::open_sprouting(self.given_devices(), options.of_volumes())?;
         let loaded = Loaded::of_volumes(volumes, &options, options.memory_part(CACHE_PART), None)?;
         let sprout = Self::of_loaded(loaded, options)?;

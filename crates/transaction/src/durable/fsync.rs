@@ -19,7 +19,7 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::{Ino, RootId};
 
 use crate::engine::Engine;
-use crate::tree_log::write::Outcome;
+use crate::tree_log::write::LogOutcome;
 
 /// Counts of the batches of fsyncs that share a log, by their results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub struct LogStats {
 /// The fsyncs that are under way. Owns their queue, under a lock; no lock is taken under the lock of the queue.
 #[derive(Debug, Default)]
 pub(crate) struct Fsyncs {
-    queue: Mutex<Queue>,
+    queue: Mutex<FsyncQueue>,
     finished: Condvar,
     written: AtomicU64,
     unchanged: AtomicU64,
@@ -44,17 +44,17 @@ pub(crate) struct Fsyncs {
 
 /// The fsyncs that wait for the open batch, and results of closed batches.
 #[derive(Debug, Default)]
-struct Queue {
+struct FsyncQueue {
     /// Id of the open batch, which new fsyncs join.
     open: u64,
     requests: Vec<(RootId, Ino)>,
     has_leader: bool,
     /// Results of closed batches, by the ids of the batches. A result stays until all fsyncs of its batch have read it.
-    closed: BTreeMap<u64, Closed>,
+    closed: BTreeMap<u64, ClosedBatch>,
 }
 
 #[derive(Debug)]
-struct Closed {
+struct ClosedBatch {
     nr_waiting: usize,
     failure: Option<Error>,
 }
@@ -132,14 +132,14 @@ impl Engine {
             refused.and_then(|()| self.abort_state.check_not_failed()).and_then(|()| self.write_log(requests));
         drop(commit_lock);
         let counter = match &outcome {
-            Ok(Outcome::Written) => &self.fsyncs.written,
-            Ok(Outcome::Unchanged) => &self.fsyncs.unchanged,
-            Ok(Outcome::NeedsCommit(_)) | Err(_) => &self.fsyncs.commits,
+            Ok(LogOutcome::Written) => &self.fsyncs.written,
+            Ok(LogOutcome::Unchanged) => &self.fsyncs.unchanged,
+            Ok(LogOutcome::NeedsCommit(_)) | Err(_) => &self.fsyncs.commits,
         };
         counter.fetch_add(1, Ordering::Relaxed);
         match outcome? {
-            Outcome::Written | Outcome::Unchanged => Ok(()),
-            Outcome::NeedsCommit(why) => {
+            LogOutcome::Written | LogOutcome::Unchanged => Ok(()),
+            LogOutcome::NeedsCommit(why) => {
                 tracing::debug!("fsync commits: {why}");
                 self.commit()
             }
@@ -166,7 +166,7 @@ impl Drop for BatchLeader<'_> {
         if let Some((batch, nr_waiting)) = self.batch
             && nr_waiting > 0
         {
-            let before = queue.closed.insert(batch, Closed { nr_waiting, failure: self.failure.take() });
+            let before = queue.closed.insert(batch, ClosedBatch { nr_waiting, failure: self.failure.take() });
             debug_assert!(before.is_none(), "I2: batch {batch} has two results");
         }
         self.engine.fsyncs.finished.notify_all();

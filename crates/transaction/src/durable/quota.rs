@@ -11,7 +11,7 @@ use ubtrfs_format::superblock::Incompat;
 use ubtrfs_format::{Generation, Key, KeyType, RootId};
 
 use crate::engine::Engine;
-use crate::qgroup::groups::{Group, Groups, Limit, QgroupId};
+use crate::qgroup::groups::{Limit, Qgroup, QgroupId, Qgroups};
 use crate::qgroup::state::{QuotaMode, QuotaState};
 
 /// The state of quotas as a whole.
@@ -84,7 +84,7 @@ impl Engine {
                 });
             }
             work.quota.forget_users();
-            let mut groups = Groups::default();
+            let mut groups = Qgroups::default();
             for id in self.subvolume_ids()? {
                 groups.create(QgroupId::of_subvolume(id));
             }
@@ -277,7 +277,7 @@ impl Engine {
             let (referenced, exclusive) = (group.referenced, group.exclusive);
             let is_simple_mode = state.status.has(QgroupStatus::SIMPLE_MODE);
             let affected = groups.subvolumes_below(member);
-            let above = |groups: &mut Groups| -> Vec<BTreeSet<QgroupId>> {
+            let above = |groups: &mut Qgroups| -> Vec<BTreeSet<QgroupId>> {
                 affected.iter().map(|root| groups.above(*root).iter().copied().collect()).collect()
             };
             let before = above(groups);
@@ -389,7 +389,7 @@ impl Engine {
 }
 
 impl QgroupInfo {
-    fn of(id: QgroupId, group: &Group) -> Self {
+    fn of(id: QgroupId, group: &Qgroup) -> Self {
         Self {
             id,
             referenced: group.referenced,

@@ -32,7 +32,7 @@ use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
 use crate::extents::emptying::Emptying;
 use crate::extents::free_space_tree;
-use crate::handle::metadata_reservation::Purpose;
+use crate::handle::metadata_reservation::ReservationPurpose;
 
 /// Chunks that are not in the chunk tree yet.
 #[derive(Debug, Default)]
@@ -159,7 +159,7 @@ impl Engine {
     /// Whether the trees still have the room that they need once this data chunk has been allocated on the devices.
     fn leaves_room_for_metadata(&self, chunk: &ChunkItem) -> bool {
         let lost = self.volumes.allocatable_bytes_lost(self.chunk_flags(SpaceKind::Metadata), chunk);
-        self.has_room_for_metadata_and(lost, Purpose::Change)
+        self.has_room_for_metadata_and(lost, ReservationPurpose::Change)
     }
 
     /// Notes the feature bit that chunks of this profile need in the superblock.
@@ -398,7 +398,7 @@ mod tests {
     use ubtrfs_format::item::Stripe;
 
     use super::*;
-    use crate::OpenOptions;
+    use crate::EngineOptions;
 
     fn starts(engine: &Engine, tree: RootId, key_type: KeyType) -> Vec<u64> {
         let tree = engine.own_tree(tree).expect("there");
@@ -414,7 +414,7 @@ mod tests {
         for round in 0..20 {
             let device = Arc::new(MemoryDevice::new(1 << 40));
             ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
-            let engine = Engine::open(vec![device], OpenOptions::default()).expect("opened");
+            let engine = Engine::open(vec![device], EngineOptions::default()).expect("opened");
             let done = AtomicBool::new(false);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
@@ -464,7 +464,7 @@ mod tests {
     fn engine_with_chunks(number: usize) -> Arc<Engine> {
         let device = Arc::new(MemoryDevice::new(1 << 41));
         ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
-        let engine = Engine::open(vec![device], OpenOptions::default()).expect("opened");
+        let engine = Engine::open(vec![device], EngineOptions::default()).expect("opened");
         for _ in 0..number {
             assert!(engine.add_chunk(SpaceKind::Data).expect("made"));
             engine.space.allocate(SpaceKind::Data, 1 << 30, 1 << 30, None).expect("an empty chunk");
@@ -507,7 +507,7 @@ mod tests {
             Arc::new(ubtrfs_device::FileDevice::open(image.path(), ubtrfs_device::Access::ReadWrite).expect("free"))
         };
         ubtrfs_mkfs::make(&*open(), &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
-        let engine = Engine::open(vec![open()], OpenOptions::default()).expect("opened");
+        let engine = Engine::open(vec![open()], EngineOptions::default()).expect("opened");
         let (logical, planned) = engine.volumes.plan_chunk(BlockGroupFlags::DATA, 8 << 20).expect("room");
         let first = planned.stripes[0];
         let second = Stripe { offset: first.offset.advance(4 << 20), ..first };
@@ -562,7 +562,8 @@ mod tests {
         assert!(of_other.contains("E-DEV-EXTENT"), "{of_other}");
         // The chunk map keeps other chunks out of the whole last row, to which the chunk's last bytes are mapped.
         let device = ubtrfs_device::FileDevice::open(right.path(), ubtrfs_device::Access::ReadOnly).expect("free");
-        let engine = Engine::open(vec![Arc::new(device)], OpenOptions { read_only: true, ..OpenOptions::default() });
+        let engine =
+            Engine::open(vec![Arc::new(device)], EngineOptions { read_only: true, ..EngineOptions::default() });
         assert!(engine.is_ok(), "{:?}", engine.err());
     }
 }

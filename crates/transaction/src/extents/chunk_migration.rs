@@ -32,12 +32,12 @@ use crate::extents::chunk_alloc::replace_system_chunk;
 /// Chunks that are being migrated.
 #[derive(Debug, Default)]
 pub(crate) struct Migrations {
-    stages: Mutex<BTreeMap<Logical, Stage>>,
+    stages: Mutex<BTreeMap<Logical, MigrationStage>>,
 }
 
 /// The stage of a migration.
 #[derive(Debug)]
-enum Stage {
+enum MigrationStage {
     /// Pieces are being copied.
     Copying,
     /// All pieces are copied. The next commit records the migration (M2).
@@ -63,7 +63,7 @@ impl Migrations {
 
     /// Whether the next commit has a migration to record.
     pub(crate) fn have_copied(&self) -> bool {
-        self.stages.lock().values().any(|stage| matches!(stage, Stage::Copied))
+        self.stages.lock().values().any(|stage| matches!(stage, MigrationStage::Copied))
     }
 
     /// Notes that a block group begins to move. Fails if it is being moved or removed already (M1).
@@ -72,7 +72,7 @@ impl Migrations {
         if stages.contains_key(&start) {
             return Err(Error::BlockGroupBusy { start, work: "moved" });
         }
-        stages.insert(start, Stage::Copying);
+        stages.insert(start, MigrationStage::Copying);
         Ok(())
     }
 
@@ -81,7 +81,7 @@ impl Migrations {
     pub(crate) fn begin_removal(&self, start: Logical) -> bool {
         let mut stages = self.stages.lock();
         let is_free = !stages.contains_key(&start);
-        stages.entry(start).or_insert(Stage::Removing);
+        stages.entry(start).or_insert(MigrationStage::Removing);
         is_free
     }
 
@@ -92,16 +92,16 @@ impl Migrations {
 
     /// Notes that all pieces are copied, so that the next commit records the migration (M2).
     pub(crate) fn note_copied(&self, start: Logical) {
-        self.set(start, Stage::Copied);
+        self.set(start, MigrationStage::Copied);
     }
 
-    fn set(&self, start: Logical, stage: Stage) {
+    fn set(&self, start: Logical, stage: MigrationStage) {
         self.stages.lock().insert(start, stage);
     }
 
     fn copied(&self) -> Vec<Logical> {
         let stages = self.stages.lock();
-        stages.iter().filter(|(_, stage)| matches!(stage, Stage::Copied)).map(|(start, _)| *start).collect()
+        stages.iter().filter(|(_, stage)| matches!(stage, MigrationStage::Copied)).map(|(start, _)| *start).collect()
     }
 
     /// Ends a migration. Returns false if it has ended already.
@@ -112,7 +112,7 @@ impl Migrations {
     /// The error of the commit that could not record this migration, if there was one.
     pub(crate) fn take_failure(&self, start: Logical) -> Option<Error> {
         match self.stages.lock().get(&start) {
-            Some(Stage::Failed(error)) => Some(error.clone()),
+            Some(MigrationStage::Failed(error)) => Some(error.clone()),
             _ => None,
         }
     }
@@ -150,7 +150,7 @@ impl Engine {
                     *superblock = changed;
                     self.record_migration(start, &chunk, &target, &mut recorded)?;
                 }
-                Err(error) => self.migrations.set(start, Stage::Failed(error)),
+                Err(error) => self.migrations.set(start, MigrationStage::Failed(error)),
             }
         }
         if recorded.chunks.is_empty() {

@@ -50,7 +50,7 @@ pub(crate) fn csum_changes(
     sectorsize: u32,
     nodesize: u32,
 ) -> Result<Batch> {
-    let layout = Layout { csum_size, sectorsize: sectorsize.into(), max_csums: max_csums(nodesize, csum_size) };
+    let layout = CsumLayout { csum_size, sectorsize: sectorsize.into(), max_csums: max_csums(nodesize, csum_size) };
     let mut sweep = Sweep {
         layout,
         cursor: Cursor::new(source, *root),
@@ -75,7 +75,7 @@ pub(crate) fn lookup_csums(
     csum_size: usize,
     sectorsize: u32,
 ) -> Result<SectorCsums> {
-    let layout = Layout { csum_size, sectorsize: sectorsize.into(), max_csums: 0 };
+    let layout = CsumLayout { csum_size, sectorsize: sectorsize.into(), max_csums: 0 };
     let nr_sectors = len_bytes.div_ceil(layout.sectorsize) as usize;
     let mut csums = SectorCsums::absent(nr_sectors, csum_size);
     let end = bytenr.0.saturating_add(nr_sectors as u64 * layout.sectorsize);
@@ -109,7 +109,7 @@ fn max_csums(nodesize: u32, csum_size: usize) -> usize {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Layout {
+struct CsumLayout {
     csum_size: usize,
     sectorsize: u64,
     max_csums: usize,
@@ -122,7 +122,7 @@ struct Edit<'a> {
 }
 
 struct Sweep<'s> {
-    layout: Layout,
+    layout: CsumLayout,
     /// The cursor is at or before the first item that starts at or after `consumed`, or it has no position.
     cursor: Cursor<'s>,
     /// Whether no item follows the cursor.
@@ -142,7 +142,7 @@ struct OpenItem {
     changed: bool,
 }
 
-impl Layout {
+impl CsumLayout {
     /// Number of checksum bytes for `len_bytes` bytes of data.
     fn bytes(&self, len_bytes: u64) -> usize {
         (len_bytes / self.sectorsize) as usize * self.csum_size
@@ -314,7 +314,7 @@ impl Sweep<'_> {
 
 /// Turns insertions and removals into disjoint edits in address order. Insertions take precedence over removals, and
 /// adjacent removals are joined.
-fn edits<'a>(insert: &'a BTreeMap<u64, Vec<u8>>, remove: &[Range<u64>], layout: Layout) -> Vec<Edit<'a>> {
+fn edits<'a>(insert: &'a BTreeMap<u64, Vec<u8>>, remove: &[Range<u64>], layout: CsumLayout) -> Vec<Edit<'a>> {
     let mut edits: Vec<Edit<'a>> = Vec::with_capacity(insert.len() + remove.len());
     let mut inserted_upto = 0;
     for (&start, csums) in insert {

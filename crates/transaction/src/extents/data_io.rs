@@ -7,7 +7,7 @@ use ubtrfs_format::item::{ExtentItem, InlineRef, RegularExtent};
 use ubtrfs_format::{Corrupt, Generation, Ino, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{Extent, Reservation, SpaceKind};
 
-use crate::delayed::data_ledger::{Referrer, Users};
+use crate::delayed::data_ledger::{OtherUsers, Referrer};
 use crate::delayed::sector_csums::SectorCsums;
 use crate::engine::Engine;
 use crate::extents::csum_tree;
@@ -254,9 +254,9 @@ impl Engine {
         }
         let referrer = (root, ino, file_offset.wrapping_sub(extent.offset));
         match self.ledger.users(extent.disk_bytenr, &referrer) {
-            Users::Others | Users::Unknown => return Ok(true),
-            Users::OnlyThis => return Ok(false),
-            Users::Recorded => {}
+            OtherUsers::Others | OtherUsers::Unknown => return Ok(true),
+            OtherUsers::OnlyThis => return Ok(false),
+            OtherUsers::Recorded => {}
         }
         race_point();
         let last_snapshot = self.tree(root)?.map_or(Generation(u64::MAX), |tree| tree.root.lock().last_snapshot);

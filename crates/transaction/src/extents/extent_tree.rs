@@ -24,14 +24,14 @@ use ubtrfs_space::{DelayedRefHead, Extent, ExtentKind, OwnerMark, RefKey};
 use ubtrfs_tree::{Batch, Cursor, NodeSource, RootPtr};
 
 use crate::delayed::data_ledger::DataLedger;
-use crate::engine::Geometry;
-use crate::nodes::leaf_ahead::{REACH_MAX, Walk};
+use crate::engine::FilesystemGeometry;
+use crate::nodes::leaf_ahead::{LeafAheadWalk, REACH_MAX};
 use crate::nodes::threads::nr_threads;
 
 /// Sizes and features that the extent tree depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LedgerConfig<'a> {
-    pub(crate) geometry: Geometry,
+    pub(crate) geometry: FilesystemGeometry,
     /// `Some` while simple quotas are enabled.
     pub(crate) simple: Option<SimpleConfig<'a>>,
 }
@@ -72,12 +72,12 @@ pub(crate) struct OwnerChange {
     /// Whether the extent is a tree block.
     pub(crate) is_tree: bool,
     /// The trees in the extent's references before the change.
-    pub(crate) before: Owner,
+    pub(crate) before: ExtentOwners,
     /// The trees in the extent's references after the change.
-    pub(crate) after: Owner,
+    pub(crate) after: ExtentOwners,
     /// The trees whose ids are in the added data references. Only the trees in `gained` can be new users of a data
     /// extent.
-    pub(crate) gained: Owner,
+    pub(crate) gained: ExtentOwners,
     /// Whether it is known that only the subvolume in `before` reached the extent before the change. If false, other
     /// subvolumes may have reached the extent.
     pub(crate) was_private: bool,
@@ -86,7 +86,7 @@ pub(crate) struct OwnerChange {
 /// The trees whose ids appear in the references of an extent. A tree shares blocks with its snapshots, so even a single
 /// tree id may stand for several users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Owner {
+pub(crate) enum ExtentOwners {
     /// The extent has no references.
     None,
     /// All references carry this tree's id.
@@ -95,7 +95,7 @@ pub(crate) enum Owner {
     Many,
 }
 
-impl Owner {
+impl ExtentOwners {
     /// The trees whose ids are in the data references that the deltas of the head add.
     fn gained(head: &DelayedRefHead) -> Self {
         let mut owner = Self::None;
@@ -134,7 +134,7 @@ impl Owner {
 
 /// An extent item without its references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ExtentInfo {
+pub(crate) struct ExtentHeader {
     /// The sum of the counts of all references.
     pub(crate) refs: u64,
     /// Flags.
@@ -189,7 +189,7 @@ fn run_part(
     let mut scan = ForwardScan::new(source, *root);
     let mut probe = Cursor::new(source, *root);
     for head in heads {
-        let mut record = Record::load(&mut scan, &mut probe, &head, config)?;
+        let mut record = ExtentUpdate::load(&mut scan, &mut probe, &head, config)?;
         record.add_owner();
         record.apply_deltas()?;
         record.finish(&mut changes)?;
@@ -204,7 +204,7 @@ pub(crate) fn lookup_extent(
     bytenr: Logical,
     len_bytes: u64,
     is_tree: bool,
-) -> Result<Option<ExtentInfo>> {
+) -> Result<Option<ExtentHeader>> {
     let mut cursor = Cursor::new(source, *root);
     let mut key = cursor.seek_ge(&first_key(bytenr))?;
     // A tree block's skinny item sorts after an item for data. (Valid trees do not have both at one address.)
@@ -213,7 +213,7 @@ pub(crate) fn lookup_extent(
         if skinny || (found.item_type == KeyType::EXTENT_ITEM && found.offset == len_bytes) {
             let item = ExtentItem::decode(found.item_type, cursor.data().unwrap_or_default())
                 .map_err(|cause| Error::from(cause).in_tree(root.tree).at(bytenr))?;
-            return Ok(Some(ExtentInfo { refs: item.refs, flags: item.flags, generation: item.generation }));
+            return Ok(Some(ExtentHeader { refs: item.refs, flags: item.flags, generation: item.generation }));
         }
         key = cursor.next()?;
     }
@@ -225,13 +225,13 @@ struct ForwardScan<'s> {
     source: &'s dyn NodeSource,
     cursor: Cursor<'s>,
     started: bool,
-    walk: Walk,
+    walk: LeafAheadWalk,
     /// The parent and slot of the last leaf.
     leaf: Option<(Logical, usize)>,
 }
 
 /// An extent whose head is being applied.
-struct Record<'a, 's> {
+struct ExtentUpdate<'a, 's> {
     head: &'a DelayedRefHead,
     config: &'a LedgerConfig<'a>,
     probe: &'a mut Cursor<'s>,
@@ -267,7 +267,7 @@ const HASH_CHAIN_MAX: u64 = 1024;
 
 impl<'s> ForwardScan<'s> {
     fn new(source: &'s dyn NodeSource, root: RootPtr) -> Self {
-        Self { source, cursor: Cursor::new(source, root), started: false, walk: Walk::default(), leaf: None }
+        Self { source, cursor: Cursor::new(source, root), started: false, walk: LeafAheadWalk::default(), leaf: None }
     }
 
     /// Moves to the first item that is not below `key`.
@@ -306,7 +306,7 @@ impl<'s> ForwardScan<'s> {
     }
 }
 
-impl<'a, 's> Record<'a, 's> {
+impl<'a, 's> ExtentUpdate<'a, 's> {
     fn load(
         scan: &mut ForwardScan<'s>,
         probe: &'a mut Cursor<'s>,
@@ -585,15 +585,15 @@ impl<'a, 's> Record<'a, 's> {
             return;
         }
         let has_keyed = self.has_keyed || self.keyed.values().any(|keyed| keyed.after.is_some());
-        let before = self.before.as_ref().map_or(Owner::None, |before| Owner::of(before, self.has_keyed));
-        let after = Owner::of(&self.item, has_keyed);
-        if (before, after) != (Owner::None, Owner::None) {
+        let before = self.before.as_ref().map_or(ExtentOwners::None, |before| ExtentOwners::of(before, self.has_keyed));
+        let after = ExtentOwners::of(&self.item, has_keyed);
+        if (before, after) != (ExtentOwners::None, ExtentOwners::None) {
             changes.owners.push(OwnerChange {
                 extent: self.head.extent,
                 is_tree: self.head.kind != ExtentKind::Data,
                 before,
                 after,
-                gained: Owner::gained(self.head),
+                gained: ExtentOwners::gained(self.head),
                 was_private: self.head.owners == OwnerMark::WasPrivate,
             });
         }

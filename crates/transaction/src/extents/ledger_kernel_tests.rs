@@ -16,7 +16,7 @@ use crate::extents::csum_tree::{csum_changes, lookup_csums};
 use crate::extents::extent_tree::{LedgerConfig, lookup_extent, run_delayed_refs};
 use crate::extents::free_space_tree::{free_space_changes, free_space_from_extents, load_free_space};
 use crate::test_tree::TestTree;
-use crate::{Engine, OpenOptions};
+use crate::{Engine, EngineOptions};
 
 /// An extent with everything that the extent tree records about it.
 struct Known {
@@ -243,7 +243,8 @@ fn images_of_the_kernel_add_up() {
         let made = KernelImage::rich(spec, 11).expect("made");
         let device = FileDevice::open(made.image.path(), Access::ReadOnly).expect("free");
         let device: Arc<dyn Device> = Arc::new(device);
-        let engine = Engine::open(vec![device], OpenOptions { read_only: true, ..OpenOptions::default() }).expect(name);
+        let engine =
+            Engine::open(vec![device], EngineOptions { read_only: true, ..EngineOptions::default() }).expect(name);
         let extent_root = engine.tree(RootId::EXTENT_TREE).expect("readable").expect("there").root_ptr();
         let extent_items = items(&engine, &extent_root);
         let known = extents(&extent_items, engine.geometry().nodesize);

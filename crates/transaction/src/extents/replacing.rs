@@ -25,7 +25,7 @@ use ubtrfs_volumes::{Volumes, unfinished_replacement};
 /// A replacement that is not complete, if there is one.
 #[derive(Debug, Default)]
 pub(crate) struct Replacing {
-    unfinished: Mutex<Option<Unfinished>>,
+    unfinished: Mutex<Option<UnfinishedReplace>>,
     /// Whether one that is cancelled is kept.
     is_kept: AtomicBool,
 }
@@ -44,7 +44,7 @@ pub(crate) struct CopyProgress {
 /// Tells how far the copying is.
 pub(crate) type AskProgress = Box<dyn Fn() -> CopyProgress + Send + Sync>;
 
-struct Unfinished {
+struct UnfinishedReplace {
     /// The item as it was begun, found or suspended.
     item: DevReplaceItem,
     /// Whether the new device is there.
@@ -64,7 +64,7 @@ pub struct SuspendedReplacement {
     pub has_target: bool,
 }
 
-impl Unfinished {
+impl UnfinishedReplace {
     fn now(&self) -> DevReplaceItem {
         let Some(progress) = self.progress.as_ref().map(|ask| ask()) else { return self.item.clone() };
         DevReplaceItem {
@@ -76,9 +76,9 @@ impl Unfinished {
     }
 }
 
-impl fmt::Debug for Unfinished {
+impl fmt::Debug for UnfinishedReplace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Unfinished").field("item", &self.now()).field("has_target", &self.has_target).finish()
+        f.debug_struct("UnfinishedReplace").field("item", &self.now()).field("has_target", &self.has_target).finish()
     }
 }
 
@@ -87,7 +87,7 @@ impl Replacing {
     pub(crate) fn run(&self, item: DevReplaceItem, progress: AskProgress) {
         let mut unfinished = self.unfinished.lock();
         let stored = unfinished.take().and_then(|before| before.stored);
-        *unfinished = Some(Unfinished { item, has_target: true, progress: Some(progress), stored });
+        *unfinished = Some(UnfinishedReplace { item, has_target: true, progress: Some(progress), stored });
     }
 
     /// Notes a replacement that the device tree tells of.
@@ -96,7 +96,7 @@ impl Replacing {
         if !has_target {
             item.replace_state = DevReplaceItem::SUSPENDED;
         }
-        *self.unfinished.lock() = Some(Unfinished { item, has_target, progress: None, stored: None });
+        *self.unfinished.lock() = Some(UnfinishedReplace { item, has_target, progress: None, stored: None });
     }
 
     /// Keeps replacements that are cancelled from now on.

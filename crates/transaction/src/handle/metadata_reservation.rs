@@ -37,7 +37,7 @@ use crate::handle::transaction_load::{
 
 /// The purpose of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub(crate) enum ReservationPurpose {
     /// An ordinary change, which can fail for lack of space.
     Change,
     /// Writing the items of dirty data that was accepted earlier.
@@ -50,7 +50,7 @@ pub(crate) enum Purpose {
     Snapshot,
 }
 
-impl Purpose {
+impl ReservationPurpose {
     /// Whether a reservation for this purpose waits for its turn, and leaves the global reserve untouched.
     pub(crate) fn is_ordinary(self) -> bool {
         matches!(self, Self::Change | Self::Snapshot)
@@ -82,7 +82,12 @@ const RESERVE_MIXED_MAX: u64 = 16 << 20;
 const AMPLE: u64 = 3;
 impl Engine {
     /// Admits as many changes as fit, from `most` down to `least`.
-    pub(crate) fn admit_most(&self, most: usize, least: usize, purpose: Purpose) -> Option<MetadataReservation<'_>> {
+    pub(crate) fn admit_most(
+        &self,
+        most: usize,
+        least: usize,
+        purpose: ReservationPurpose,
+    ) -> Option<MetadataReservation<'_>> {
         let mut nr_items = most;
         loop {
             if self.admit(nr_items as u64, purpose) {
@@ -98,9 +103,9 @@ impl Engine {
     /// Admits changes for the next operations of this thread if room is ample. If the need takes most of the room,
     /// requests a commit from the commit thread before any thread must wait.
     pub(crate) fn admit_ahead(&self) {
-        let (room, need) = self.metadata_room_and_need(Purpose::Change);
+        let (room, need) = self.metadata_room_and_need(ReservationPurpose::Change);
         if room / AMPLE >= need {
-            if self.admit(SHARE_ITEMS, Purpose::Change) {
+            if self.admit(SHARE_ITEMS, ReservationPurpose::Change) {
                 let mut share = self.admission.load.shares.current().lock();
                 share.nr_admitted = share.nr_admitted.saturating_add(SHARE_ITEMS);
             }
@@ -109,7 +114,7 @@ impl Engine {
         }
     }
 
-    fn admit(&self, nr_items: u64, purpose: Purpose) -> bool {
+    fn admit(&self, nr_items: u64, purpose: ReservationPurpose) -> bool {
         // Count the changes before the check: of two threads that check at the same time, each must see the other's
         // changes.
         self.admission.load.begin(nr_items, purpose);
@@ -122,12 +127,12 @@ impl Engine {
 
     /// Whether the room of the trees is at least the need of all admitted changes plus the space that a reservation for
     /// this purpose must leave.
-    pub(crate) fn has_room_for_metadata(&self, purpose: Purpose) -> bool {
+    pub(crate) fn has_room_for_metadata(&self, purpose: ReservationPurpose) -> bool {
         self.has_room_for_metadata_and(0, purpose)
     }
 
     /// Like [`Engine::has_room_for_metadata`], but requires that `bytes` more are free.
-    pub(crate) fn has_room_for_metadata_and(&self, bytes: u64, purpose: Purpose) -> bool {
+    pub(crate) fn has_room_for_metadata_and(&self, bytes: u64, purpose: ReservationPurpose) -> bool {
         let fits = || {
             let (room, need) = self.metadata_room_and_need(purpose);
             room >= need.saturating_add(bytes)
@@ -138,7 +143,7 @@ impl Engine {
     /// Whether the trees still have the room that they need, now that data space has been reserved. Only in mixed block
     /// groups does data take room of the trees; otherwise the result is true.
     pub(crate) fn data_leaves_room_for_metadata(&self) -> bool {
-        !self.geometry.mixed || self.has_room_for_metadata(Purpose::Change)
+        !self.geometry.mixed || self.has_room_for_metadata(ReservationPurpose::Change)
     }
 
     /// Metadata space kept back so that removals and commits work on a full filesystem.
@@ -160,7 +165,7 @@ impl Engine {
     /// the removal and the deletion copy may add references to blocks all over the extent tree. The result includes an
     /// eighth to spare. 0 if no blocks are shared, because the minimum size of the reserve covers that case.
     fn shared_removal_need(&self, metadata: &SpaceInfo) -> u64 {
-        let room = self.metadata_use(metadata, Purpose::Removal);
+        let room = self.metadata_use(metadata, ReservationPurpose::Removal);
         let removal = Load { nr_changes: CHANGES_PER_REMOVAL + CHANGES_PER_SUBVOLUME_DELETION, new_bytes: 0 };
         let need = room.shared_extent_tree.map_or(0, |_| removal.need(&room));
         // The reserve must be larger than the need, because a removal must leave 1/16 of the reserve free
@@ -173,7 +178,8 @@ impl Engine {
         let info = self.space.info(SpaceKind::Metadata);
         let load = &self.admission.load;
         load.add_shares();
-        load.frozen_need.store(load.active().need(&self.metadata_use(&info, Purpose::Change)), Ordering::Relaxed);
+        load.frozen_need
+            .store(load.active().need(&self.metadata_use(&info, ReservationPurpose::Change)), Ordering::Relaxed);
         load.frozen_memory.store(load.memory_bytes(), Ordering::Relaxed);
         load.rows.reset();
         load.names.reset();
@@ -188,7 +194,8 @@ impl Engine {
         let info = self.space.info(SpaceKind::Metadata);
         let load = &self.admission.load;
         load.add_shares();
-        load.frozen_need.store(load.rows.load().need(&self.metadata_use(&info, Purpose::Change)), Ordering::Relaxed);
+        load.frozen_need
+            .store(load.rows.load().need(&self.metadata_use(&info, ReservationPurpose::Change)), Ordering::Relaxed);
         let memory = load.row_memory_bytes().saturating_add(names_bytes.max(0) as u64);
         load.frozen_memory.store(memory, Ordering::Relaxed);
         load.rows.reset();
@@ -213,13 +220,13 @@ impl Engine {
     /// Whether room is ample ([`AMPLE`]), so that rows may be applied without a commit. The blocks that an apply
     /// replaces become reusable only after a commit.
     pub(crate) fn has_ample_room_for_metadata(&self) -> bool {
-        let (room, need) = self.metadata_room_and_need(Purpose::Change);
+        let (room, need) = self.metadata_room_and_need(ReservationPurpose::Change);
         room / AMPLE >= need
     }
 
     /// Returns two numbers: the bytes that the trees may still take; and the need of all admitted changes plus the
     /// space that a reservation for this purpose must leave.
-    fn metadata_room_and_need(&self, purpose: Purpose) -> (u64, u64) {
+    fn metadata_room_and_need(&self, purpose: ReservationPurpose) -> (u64, u64) {
         let info = self.space.info(SpaceKind::Metadata);
         (self.metadata_room(&info), self.metadata_need(&info, purpose))
     }
@@ -259,7 +266,7 @@ impl Engine {
         Some(bytes?.saturating_add(unlisted))
     }
 
-    fn metadata_use(&self, metadata: &SpaceInfo, purpose: Purpose) -> MetadataUse {
+    fn metadata_use(&self, metadata: &SpaceInfo, purpose: ReservationPurpose) -> MetadataUse {
         // Do not read the root item here, because some callers hold its lock.
         let used = match self.geometry.mixed && !purpose.is_ordinary() {
             true => metadata.used.min(self.admission.load.tree_bytes.load(Ordering::Relaxed)),
@@ -276,22 +283,26 @@ impl Engine {
         metadata.free.saturating_add(metadata.unallocated).saturating_sub(metadata.may_use)
     }
 
-    fn metadata_need(&self, metadata: &SpaceInfo, purpose: Purpose) -> u64 {
+    fn metadata_need(&self, metadata: &SpaceInfo, purpose: ReservationPurpose) -> u64 {
         let for_removal = self.shared_removal_need(metadata);
         let reserve = self.reserve_with(metadata, for_removal);
         let in_use = self.metadata_use(metadata, purpose);
         let (load, left) = match purpose {
-            Purpose::Change | Purpose::Snapshot => (self.admission.load.active().plus(self.writeback_load()), reserve),
+            ReservationPurpose::Change | ReservationPurpose::Snapshot => {
+                (self.admission.load.active().plus(self.writeback_load()), reserve)
+            }
             // Ordinary changes left room for the items of dirty data (I2), but if free space is fragmented, there are
             // more items than estimated. Then writeback uses the reserve. Removals may use more of the reserve than
             // writeback, so that a removal can still make room when writeback finds none (I3).
-            Purpose::Writeback => (self.admission.load.active(), (reserve / 8).max(for_removal.min(reserve))),
+            ReservationPurpose::Writeback => {
+                (self.admission.load.active(), (reserve / 8).max(for_removal.min(reserve)))
+            }
             // A removal leaves room for the deletion of a subvolume (I3).
-            Purpose::Removal => {
+            ReservationPurpose::Removal => {
                 let nr_changes = in_use.shared_extent_tree.map_or(0, |_| CHANGES_PER_SUBVOLUME_DELETION);
                 (self.admission.load.active().plus(Load { nr_changes, new_bytes: 0 }), reserve / 16)
             }
-            Purpose::SubvolumeDeletion => (self.admission.load.active(), reserve / 32),
+            ReservationPurpose::SubvolumeDeletion => (self.admission.load.active(), reserve / 32),
         };
         let frozen = self.admission.load.frozen_need.load(Ordering::Relaxed);
         frozen.saturating_add(load.need(&in_use)).saturating_add(left)

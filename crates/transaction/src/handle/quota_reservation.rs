@@ -49,7 +49,7 @@ struct GroupReserved {
 #[derive(Debug, Default)]
 #[must_use = "a reservation that is dropped at once holds nothing"]
 pub struct QuotaReservation {
-    parts: Vec<Part>,
+    parts: Vec<ReservedPart>,
 }
 
 /// The space that a writer needs within the limits of its quota groups.
@@ -92,7 +92,7 @@ impl Need {
 }
 
 #[derive(Debug)]
-struct Part {
+struct ReservedPart {
     reserved: Arc<Reserved>,
     groups: Arc<[QgroupId]>,
     need: Need,
@@ -108,7 +108,7 @@ impl Reserved {
         fits: impl Fn(QgroupId, u64) -> bool,
     ) -> Option<QuotaReservation> {
         race_point();
-        let part = Part { reserved: Arc::clone(self), groups, need };
+        let part = ReservedPart { reserved: Arc::clone(self), groups, need };
         let mut reserved = self.groups.lock();
         let all_fit = part.groups.iter().all(|id| {
             let GroupReserved { held, running, frozen } = reserved.get(id).copied().unwrap_or_default();
@@ -147,7 +147,7 @@ impl Reserved {
     }
 }
 
-impl Part {
+impl ReservedPart {
     fn all_bytes(&self) -> u64 {
         self.need.all_bytes()
     }

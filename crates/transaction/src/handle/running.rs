@@ -15,7 +15,7 @@ use ubtrfs_format::{Generation, RootId};
 use crate::delayed::tree_view::Tree;
 use crate::handle::root_change::RootChange;
 use crate::lock_rank::{Rank, RankedMutex};
-use crate::per_thread::{Closed, Entered, Gate};
+use crate::per_thread::{ClosedGate, EnteredGate, Gate};
 
 /// The transaction that operations join.
 #[derive(Debug)]
@@ -54,12 +54,12 @@ impl RunningTransaction {
     }
 
     /// Waits until the gate is open, and keeps the transaction running until the guard is dropped.
-    pub(crate) fn enter(&self) -> Entered<'_> {
+    pub(crate) fn enter(&self) -> EnteredGate<'_> {
         self.gate.enter()
     }
 
     /// Closes the gate: waits until all operations have left, and blocks new operations.
-    pub(crate) fn close_gate(&self) -> Closed<'_> {
+    pub(crate) fn close_gate(&self) -> ClosedGate<'_> {
         self.gate.close()
     }
 
@@ -81,7 +81,7 @@ impl RunningTransaction {
     }
 
     /// The trees with delayed items.
-    pub(crate) fn listed(&self, _gate: &Closed<'_>) -> Vec<RootId> {
+    pub(crate) fn listed(&self, _gate: &ClosedGate<'_>) -> Vec<RootId> {
         self.listed.lock().clone()
     }
 
@@ -96,7 +96,7 @@ impl RunningTransaction {
     }
 
     /// Ends the transaction (I1) and begins the next one.
-    pub(crate) fn end(&self, _gate: &Closed<'_>) -> EndedTransaction {
+    pub(crate) fn end(&self, _gate: &ClosedGate<'_>) -> EndedTransaction {
         let listed = std::mem::take(&mut *self.listed.lock());
         let root_changes = std::mem::take(&mut *self.root_changes.lock());
         let transid = Generation(self.transid.fetch_add(1, Ordering::AcqRel));

@@ -10,10 +10,10 @@ use ubtrfs_space::Extent;
 use crate::delayed::delayed_item::LockedItems;
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
-use crate::handle::metadata_reservation::Purpose;
+use crate::handle::metadata_reservation::ReservationPurpose;
 use crate::handle::root_change::RootChange;
 use crate::handle::transaction_load::HandleLoad;
-use crate::per_thread::Entered;
+use crate::per_thread::EnteredGate;
 use crate::race::race_point;
 
 /// The right to put some items, which [`Engine::begin`] turns into a transaction handle.
@@ -22,12 +22,12 @@ use crate::race::race_point;
 pub struct MetadataReservation<'e> {
     engine: &'e Engine,
     nr_items: u64,
-    purpose: Purpose,
+    purpose: ReservationPurpose,
 }
 
 impl<'e> MetadataReservation<'e> {
     /// A reservation of changes that the engine's load already counts.
-    pub(crate) fn counted(engine: &'e Engine, nr_items: u64, purpose: Purpose) -> Self {
+    pub(crate) fn counted(engine: &'e Engine, nr_items: u64, purpose: ReservationPurpose) -> Self {
         Self { engine, nr_items, purpose }
     }
 
@@ -57,7 +57,7 @@ pub struct TransHandle<'e> {
     // The reservation is dropped before the gate: after a panic, this drop aborts the filesystem before the next commit
     // can begin.
     _reservation: MetadataReservation<'e>,
-    _gate: Entered<'e>,
+    _gate: EnteredGate<'e>,
 }
 
 /// Changes of one tree through a handle. Neighbouring items are put under one lock, which is held until a change needs

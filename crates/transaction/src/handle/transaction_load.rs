@@ -3,7 +3,7 @@
 //!
 //! While room is ample, many changes are admitted for a thread in one step. The thread's operations reserve from the
 //! changes that were admitted in advance (the stock), and the load of these operations is added to the transaction's
-//! load only after many operations ([`Share`]).
+//! load only after many operations ([`LoadShare`]).
 //!
 //! I1. The stock of a share, and load that the share has not added yet, count as reserved: the counted load is never
 //!     too low.
@@ -15,7 +15,7 @@ use ubtrfs_format::KeyType;
 
 use crate::delayed::delayed_item::is_name;
 use crate::delayed::item_map::Growth;
-use crate::handle::metadata_reservation::Purpose;
+use crate::handle::metadata_reservation::ReservationPurpose;
 use crate::per_thread::PerThread;
 
 /// The load of the active transaction so far, and the need of the frozen transaction.
@@ -24,12 +24,12 @@ pub(crate) struct TransactionLoad {
     pub(super) rows: ChangeCounts,
     pub(super) names: ChangeCounts,
     /// Number of changes that are admitted and whose reservations have not ended, including the stocks of the shares.
-    /// The changes of an ended reservation are subtracted when the counts of its thread's [`Share`] are added to these
+    /// The changes of an ended reservation are subtracted when the counts of its thread's [`LoadShare`] are added to these
     /// counts.
     pub(super) nr_reserved: AtomicU64,
     /// Number of reservations of snapshots that are granted and not dropped yet, or whose grant is being decided.
     pub(super) nr_snapshots: AtomicU64,
-    pub(super) shares: PerThread<Mutex<Share>>,
+    pub(super) shares: PerThread<Mutex<LoadShare>>,
     /// Bytes of checksums that the commit will insert.
     pub(super) csum_bytes: AtomicU64,
     /// Bytes that the running commit, or the running apply of rows, needs for the frozen items.
@@ -62,7 +62,7 @@ pub(super) struct ChangeCounts {
 
 /// A thread's stock of admitted changes, and the thread's counts that are not added to the transaction's counts yet.
 #[derive(Debug, Default)]
-pub(super) struct Share {
+pub(super) struct LoadShare {
     /// Number of changes that are admitted but not reserved yet.
     pub(super) nr_admitted: u64,
     /// Number of reserved changes whose reservations have ended.
@@ -134,7 +134,7 @@ impl TransactionLoad {
         }
     }
 
-    /// Takes changes from this thread's stock ([`Share`]). Returns false, and takes nothing, if the stock is too small.
+    /// Takes changes from this thread's stock ([`LoadShare`]). Returns false, and takes nothing, if the stock is too small.
     pub(crate) fn take_admitted(&self, nr_items: u64) -> bool {
         let mut share = self.shares.current().lock();
         let rest = share.nr_admitted.checked_sub(nr_items);
@@ -155,9 +155,9 @@ impl TransactionLoad {
     /// Adds the counts of a share to the transaction's counts. Returns whether the number of reserved changes fell. The
     /// caller holds the share's lock: the end of the transaction waits for that lock, so the counts are added to the
     /// right transaction.
-    pub(super) fn add_share(&self, share: &mut Share) -> bool {
-        let Share { nr_ended, load, .. } =
-            std::mem::replace(share, Share { nr_admitted: share.nr_admitted, ..Share::default() });
+    pub(super) fn add_share(&self, share: &mut LoadShare) -> bool {
+        let LoadShare { nr_ended, load, .. } =
+            std::mem::replace(share, LoadShare { nr_admitted: share.nr_admitted, ..LoadShare::default() });
         // Add the load before `nr_reserved` falls: for a moment the load is counted twice, but it is never missing
         // (I1).
         self.rows.add(&load.rows);
@@ -174,11 +174,11 @@ impl TransactionLoad {
     }
 
     /// Whether the load may get less without a reservation for `purpose`: when other threads put their admitted changes.
-    pub(crate) fn may_get_less(&self, purpose: Purpose) -> bool {
+    pub(crate) fn may_get_less(&self, purpose: ReservationPurpose) -> bool {
         self.add_shares();
         // Writeback also waits for changes that were put since the commit: the next commit replaces their estimate.
         match purpose {
-            Purpose::Writeback => self.active() != Load::default(),
+            ReservationPurpose::Writeback => self.active() != Load::default(),
             _ => self.nr_reserved.load(Ordering::Relaxed) > 0,
         }
     }
@@ -214,17 +214,17 @@ impl TransactionLoad {
     }
 
     /// Begins a reservation.
-    pub(super) fn begin(&self, nr_items: u64, purpose: Purpose) {
+    pub(super) fn begin(&self, nr_items: u64, purpose: ReservationPurpose) {
         self.nr_reserved.fetch_add(nr_items, Ordering::Relaxed);
-        if purpose == Purpose::Snapshot {
+        if purpose == ReservationPurpose::Snapshot {
             self.nr_snapshots.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Ends a reservation.
-    pub(crate) fn end(&self, nr_items: u64, purpose: Purpose) {
+    pub(crate) fn end(&self, nr_items: u64, purpose: ReservationPurpose) {
         self.unreserve(nr_items);
-        if purpose == Purpose::Snapshot {
+        if purpose == ReservationPurpose::Snapshot {
             let before = self.nr_snapshots.fetch_sub(1, Ordering::Relaxed);
             assert!(before > 0, "I1: a snapshot's reservation ends twice");
         }

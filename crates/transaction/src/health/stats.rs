@@ -65,7 +65,7 @@ const NR_SPANS: usize = 11;
 
 /// The reason for writing back dirty data that no caller asked to be durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reclaim {
+pub enum ReclaimReason {
     /// Dirty data exceeds a share of memory, so background threads write.
     Background,
     /// Dirty data exceeds its limit, so a writer writes it back.
@@ -74,7 +74,7 @@ pub enum Reclaim {
     Reservation,
 }
 
-impl Reclaim {
+impl ReclaimReason {
     const NAMES: [&'static str; 3] = ["background", "writer", "reservation"];
 }
 
@@ -96,10 +96,10 @@ fn class_of(tree: RootId) -> usize {
 
 /// The counters of one engine.
 #[derive(Debug)]
-pub struct Stats {
+pub struct EngineStats {
     spans: [SpanStat; NR_SPANS],
     trees: [TreeStat; TREE_CLASSES.len()],
-    reclaim: [ReclaimStat; Reclaim::NAMES.len()],
+    reclaim: [ReclaimStat; ReclaimReason::NAMES.len()],
     /// Number of written leaves that hold directory index items of subvolumes (`dir_index_items` counts the items).
     dir_index_leaves: AtomicU64,
     dir_index_items: AtomicU64,
@@ -148,7 +148,7 @@ fn get(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }
 
-impl Default for Stats {
+impl Default for EngineStats {
     fn default() -> Self {
         Self {
             spans: Default::default(),
@@ -161,14 +161,14 @@ impl Default for Stats {
     }
 }
 
-impl Stats {
+impl EngineStats {
     /// Begins a span, which ends when the returned guard is dropped.
     pub fn span(&self, span: Span) -> SpanGuard<'_> {
         SpanGuard { stats: self, span, started: Instant::now() }
     }
 
     /// Updates the counters for dirty data that was written back in order to free memory or space.
-    pub fn reclaimed(&self, state: Reclaim, asked_bytes: u64, written_bytes: u64) {
+    pub fn reclaimed(&self, state: ReclaimReason, asked_bytes: u64, written_bytes: u64) {
         let stat = &self.reclaim[state as usize];
         add(&stat.asked_bytes, asked_bytes);
         add(&stat.written_bytes, written_bytes);
@@ -246,7 +246,7 @@ impl Stats {
         let (leaves, items) = (get(&self.dir_index_leaves) as f64, get(&self.dir_index_items) as f64);
         out.push(Metric::counter("dir_index_batches_total", "Leaves written with directory index items", leaves));
         out.push(Metric::counter("dir_index_items_total", "Directory index items in these leaves", items));
-        for (state, stat) in Reclaim::NAMES.iter().zip(&self.reclaim) {
+        for (state, stat) in ReclaimReason::NAMES.iter().zip(&self.reclaim) {
             let mut push = |name, help, counter: &AtomicU64| {
                 out.push(Metric::counter(name, help, get(counter) as f64).label("state", state));
             };
@@ -304,7 +304,7 @@ fn leaf_capacity(node: &Node) -> u64 {
 #[must_use = "the span ends when the guard is dropped"]
 #[derive(Debug)]
 pub struct SpanGuard<'a> {
-    stats: &'a Stats,
+    stats: &'a EngineStats,
     span: Span,
     started: Instant,
 }
@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(bucket_of(Duration::ZERO), 0);
         assert_eq!(bucket_of(Duration::from_micros(17)), 1);
         assert_eq!(bucket_of(Duration::from_secs(3600)), NR_BUCKETS - 1);
-        let stats = Stats::default();
+        let stats = EngineStats::default();
         drop(stats.span(Span::Unpin));
         let count = |suffix: &str| {
             let named = |metric: &Metric| metric.full_name() == format!("ubtrfs_phase_seconds{suffix}");

@@ -14,11 +14,11 @@ use parking_lot::Mutex;
 pub(crate) struct Timeline {
     /// This flag is checked first, so that the lock is not taken while no timeline is written.
     is_on: AtomicBool,
-    out: Mutex<Option<Output>>,
+    out: Mutex<Option<TimelineFile>>,
 }
 
 #[derive(Debug)]
-struct Output {
+struct TimelineFile {
     file: BufWriter<File>,
     started: Instant,
     /// Threads whose names were written.
@@ -45,7 +45,7 @@ impl Timeline {
     pub(crate) fn start(&self, file: File) -> io::Result<()> {
         let mut file = BufWriter::new(file);
         file.write_all(b"[\n")?;
-        *self.out.lock() = Some(Output { file, started: Instant::now(), named: Vec::new() });
+        *self.out.lock() = Some(TimelineFile { file, started: Instant::now(), named: Vec::new() });
         self.is_on.store(true, Ordering::Release);
         Ok(())
     }
@@ -65,7 +65,7 @@ impl Timeline {
     }
 }
 
-impl Output {
+impl TimelineFile {
     fn write(&mut self, name: &str, began: Instant, took: Duration, flush: bool) -> io::Result<()> {
         let thread = thread_number();
         if !self.named.contains(&thread) {

@@ -226,7 +226,7 @@ mod tests {
     use ubtrfs_mkfs::MkfsOptions;
     use ubtrfs_testkit::{HookDevice, Medium, MediumDevice};
 
-    use crate::{Engine, OpenOptions, QuotaKind};
+    use crate::{Engine, EngineOptions, QuotaKind};
 
     /// V1: the first write of a commit is held, so that blocks which the extent tree has are not on the device yet.
     #[test]
@@ -234,7 +234,8 @@ mod tests {
         let options = MkfsOptions { nodesize: 4096, metadata_profile: BlockGroupFlags::DUP, ..MkfsOptions::default() };
         let medium = Arc::new(MediumDevice::new(Medium::formatted(256 << 20, &options).expect("formatted")));
         let device = Arc::new(HookDevice::new(Arc::clone(&medium) as Arc<dyn Device>));
-        let engine = Engine::open(vec![Arc::clone(&device) as Arc<dyn Device>], OpenOptions::default()).expect("opens");
+        let engine =
+            Engine::open(vec![Arc::clone(&device) as Arc<dyn Device>], EngineOptions::default()).expect("opens");
         let metadata = |group: &ubtrfs_space::BlockGroup| group.flags.contains(BlockGroupFlags::METADATA);
         let group = engine.space.block_groups().into_iter().find(metadata).expect("a metadata block group");
         let (start, chunk) = engine.volumes.chunk_at(group.start).expect("mapped");

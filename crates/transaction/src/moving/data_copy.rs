@@ -127,12 +127,12 @@ struct Stretch {
     from: u64,
     to: u64,
     len_bytes: u64,
-    parts: Vec<Part>,
+    parts: Vec<ExtentPart>,
 }
 
 /// A part of an extent.
 #[derive(Clone, Copy)]
-struct Part {
+struct ExtentPart {
     /// The index of the extent's copy in [`DataCopies::copies`].
     copy: usize,
     /// The offset of the part in the extent.
@@ -142,7 +142,7 @@ struct Part {
 
 /// The checksums of a part, or the reason why it cannot be read.
 struct Copied {
-    part: Part,
+    part: ExtentPart,
     csums: Result<Vec<(u64, Vec<u8>)>>,
 }
 
@@ -170,7 +170,7 @@ fn stretches(copies: &[CopiedData]) -> Vec<Stretch> {
                 }
             };
             let len_bytes = (from.len_bytes - offset).min(PIECE_BYTES - last.len_bytes);
-            last.parts.push(Part { copy, offset, len_bytes });
+            last.parts.push(ExtentPart { copy, offset, len_bytes });
             last.len_bytes += len_bytes;
             offset += len_bytes;
         }
@@ -186,18 +186,18 @@ impl Engine {
             Ok(csums) => {
                 let sectorsize = u64::from(self.geometry.sectorsize);
                 let mut first = 0;
-                let of_part = |part: &Part| {
+                let of_part = |part: &ExtentPart| {
                     let sectors = first..first + usize::try_from(part.len_bytes / sectorsize).unwrap_or_default();
                     first = sectors.end;
                     Copied { part: *part, csums: Ok(runs_of(&csums, sectors, part.offset, sectorsize)) }
                 };
                 return Ok(stretch.parts.iter().map(of_part).collect());
             }
-            Err(Copying::Failed(error)) => return Err(error),
-            Err(Copying::Unreadable(error)) if stretch.parts.len() == 1 => {
+            Err(CopyError::Failed(error)) => return Err(error),
+            Err(CopyError::Unreadable(error)) if stretch.parts.len() == 1 => {
                 return Ok(vec![Copied { part: stretch.parts[0], csums: Err(error) }]);
             }
-            Err(Copying::Unreadable(_)) => {}
+            Err(CopyError::Unreadable(_)) => {}
         }
         let mut all = Vec::new();
         let mut at = 0;
@@ -210,18 +210,18 @@ impl Engine {
     }
 
     /// Copies data, and returns the checksums of the data.
-    fn copy_range(&self, from: u64, to: u64, len_bytes: u64, buf: &mut AlignedBuf) -> Result<SectorCsums, Copying> {
-        let csums = self.csums_of(Logical(from), len_bytes).map_err(Copying::Unreadable)?;
+    fn copy_range(&self, from: u64, to: u64, len_bytes: u64, buf: &mut AlignedBuf) -> Result<SectorCsums, CopyError> {
+        let csums = self.csums_of(Logical(from), len_bytes).map_err(CopyError::Unreadable)?;
         let len = usize::try_from(len_bytes).unwrap_or(usize::MAX);
         buf.clear();
         buf.extend_with(len, |content| self.read_sectors(Logical(from), content, &csums, false))
-            .map_err(Copying::Unreadable)?;
-        self.write_data(Logical(to), buf).map_err(Copying::Failed)?;
+            .map_err(CopyError::Unreadable)?;
+        self.write_data(Logical(to), buf).map_err(CopyError::Failed)?;
         Ok(csums)
     }
 }
 
-enum Copying {
+enum CopyError {
     Unreadable(Error),
     Failed(Error),
 }

@@ -16,7 +16,7 @@ use ubtrfs_space::{BlockGroup, Extent, OtherGroups, RefKey, SpaceKind};
 use ubtrfs_tree::{NodePtr, NodeSource};
 
 use crate::engine::Engine;
-use crate::handle::metadata_reservation::Purpose;
+use crate::handle::metadata_reservation::ReservationPurpose;
 use crate::handle::trans_handle::regular_extent;
 use crate::job::Job;
 use crate::moving::data_copy::DataCopies;
@@ -162,7 +162,7 @@ impl Engine {
             let now = self.space.block_group_at(group.start).map_or(0, |group| group.used);
             job.advance(used.saturating_sub(now));
             used = now;
-            if done == Moved::Some {
+            if done == MoveOutcome::Some {
                 nr_waits = 0;
                 continue;
             }
@@ -205,8 +205,8 @@ impl Engine {
             if !self.space.try_set_read_only(group.start) {
                 return None;
             }
-            let is_closed =
-                !group.flags.contains(BlockGroupFlags::METADATA) || self.has_room_for_metadata(Purpose::Change);
+            let is_closed = !group.flags.contains(BlockGroupFlags::METADATA)
+                || self.has_room_for_metadata(ReservationPurpose::Change);
             if !is_closed {
                 self.space.set_writable(group.start);
             }
@@ -239,8 +239,8 @@ impl Engine {
         })
     }
 
-    /// Runs one step. Returns [`Moved::Nothing`] if no extents are left, or only those that could not be moved.
-    fn move_some(&self, range: &Range<u64>, report: &mut RelocatedGroup) -> Result<Moved> {
+    /// Runs one step. Returns [`MoveOutcome::Nothing`] if no extents are left, or only those that could not be moved.
+    fn move_some(&self, range: &Range<u64>, report: &mut RelocatedGroup) -> Result<MoveOutcome> {
         let failed = |bytenr: Logical| report.failures.iter().any(|failure| failure.bytenr == bytenr);
         let most = STEP_EXTENTS.saturating_add(report.failures.len());
         let found = extents_in_group(self, range.clone(), most)?;
@@ -256,7 +256,7 @@ impl Engine {
             }
         }
         if step.blocks.is_empty() && data.is_empty() {
-            return Ok(Moved::Nothing);
+            return Ok(MoveOutcome::Nothing);
         }
         let mut copies = DataCopies::make(self, &data)?;
         race_point();
@@ -286,7 +286,7 @@ impl Engine {
             let users = self.users_of(bytenr).unwrap_or_default();
             report.failures.push(RelocationFailure { bytenr, error, users });
         }
-        Ok(Moved::Some)
+        Ok(MoveOutcome::Some)
     }
 
     fn remove_emptied(&self, group: &BlockGroup) -> Result<()> {
@@ -354,7 +354,7 @@ impl Engine {
 
 /// Whether a step had extents to move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Moved {
+enum MoveOutcome {
     Some,
     Nothing,
 }
@@ -381,13 +381,13 @@ mod tests {
     use ubtrfs_tree::Batch;
 
     use super::*;
-    use crate::OpenOptions;
+    use crate::EngineOptions;
 
     #[test]
     fn a_copy_counts_as_shared_until_it_has_an_extent_item() {
         let device = Arc::new(MemoryDevice::new(256 << 20));
         ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
-        let engine = Engine::open(vec![device], OpenOptions::default()).expect("opened");
+        let engine = Engine::open(vec![device], EngineOptions::default()).expect("opened");
         let group = engine.space.block_groups().into_iter().find(|group| SpaceKind::of(group.flags) == SpaceKind::Data);
         let from = Extent::new(group.expect("there is one").start, 4096);
         let copies = DataCopies::make(&engine, &[from]).expect("copied");
@@ -405,7 +405,7 @@ mod tests {
     fn a_crafted_length_of_an_extent_fails_the_move_without_a_panic() {
         let device = Arc::new(MemoryDevice::new(256 << 20));
         ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
-        let engine = Engine::open(vec![device], OpenOptions::default()).expect("opened");
+        let engine = Engine::open(vec![device], EngineOptions::default()).expect("opened");
         let groups = engine.space.block_groups();
         let data = groups.iter().find(|group| SpaceKind::of(group.flags) == SpaceKind::Data).expect("there is one");
         let start = data.start.0;

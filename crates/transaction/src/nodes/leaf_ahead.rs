@@ -86,7 +86,7 @@ pub(crate) type SharedView = Arc<RankedRwLock<dyn AtVersion>>;
 
 /// The position of a thread among the leaves below one parent, and how regular its steps are.
 #[derive(Debug, Default)]
-pub(crate) struct Walk {
+pub(crate) struct LeafAheadWalk {
     parent: Logical,
     slot: usize,
     /// Number of steps to nearby leaves minus number of other steps. A single other step does not end a walk, because a
@@ -115,7 +115,7 @@ impl LeafReadAhead {
         self.engine.enter();
         let ahead = &self.store.ahead;
         // When this thread ends, even by a panic, the readahead ends, so threads that wait for a leaf wake up.
-        let _end = EndOnDrop(ahead);
+        let _end = EndLeafAhead(ahead);
         let mut buf = AlignedBuf::with_capacity(0);
         while let Some(job) = ahead.next_job() {
             job.read(&self.store, &mut buf);
@@ -242,9 +242,9 @@ impl LeafJob {
 }
 
 /// Ends the readahead when dropped, also after a panic.
-struct EndOnDrop<'a>(&'a LeafAhead);
+struct EndLeafAhead<'a>(&'a LeafAhead);
 
-impl Drop for EndOnDrop<'_> {
+impl Drop for EndLeafAhead<'_> {
     fn drop(&mut self) {
         self.0.stop();
     }
@@ -260,7 +260,7 @@ impl Drop for Arriving<'_> {
     }
 }
 
-impl Walk {
+impl LeafAheadWalk {
     /// Notes a step to the leaf in this slot of a parent with `nr_slots` slots. Returns two ranges of slots to read
     /// ahead, one after this slot and one before it, each of at most about `reach_max` leaves.
     #[allow(
@@ -335,7 +335,7 @@ mod tests {
 
     /// The slots that these steps announce.
     fn announced(slots: impl IntoIterator<Item = usize>) -> Vec<usize> {
-        let mut walk = Walk::default();
+        let mut walk = LeafAheadWalk::default();
         let steps = slots.into_iter().flat_map(|slot| walk.step(PARENT, slot, 200, REACH_MAX)).flatten();
         steps.collect()
     }
@@ -343,7 +343,7 @@ mod tests {
     #[test]
     fn a_walk_announces_each_leaf_once_before_it_comes_there() {
         for slots in [(0..200).collect::<Vec<_>>(), (0..200).rev().collect()] {
-            let mut walk = Walk::default();
+            let mut walk = LeafAheadWalk::default();
             let mut known = HashSet::new();
             for (number, slot) in slots.into_iter().enumerate() {
                 assert!(number < 4 || known.contains(&slot), "step {number} to {slot}");
@@ -357,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_long_walk_reads_further_ahead_in_its_direction() {
-        let mut walk = Walk::default();
+        let mut walk = LeafAheadWalk::default();
         let mut last = [0..0, 0..0];
         for slot in 500..600 {
             for (known, new) in last.iter_mut().zip(walk.step(PARENT, slot, 1000, REACH_MAX)) {
@@ -376,7 +376,7 @@ mod tests {
 
     #[test]
     fn a_walk_continues_after_a_detour() {
-        let mut walk = Walk::default();
+        let mut walk = LeafAheadWalk::default();
         let mut known = HashSet::new();
         for slot in 50..150 {
             known.extend(walk.step(PARENT, slot, 200, REACH_MAX).into_iter().flatten());

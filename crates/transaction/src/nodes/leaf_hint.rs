@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use ubtrfs_format::{Key, KeyType};
 use ubtrfs_tree::{LeafPlace, Node};
 
-use crate::nodes::leaf_ahead::Walk;
+use crate::nodes::leaf_ahead::LeafAheadWalk;
 use crate::per_thread::PerThread;
 
 /// Identifies the nodes of a tree until they change.
@@ -37,7 +37,7 @@ pub(crate) struct LeafHints {
 #[derive(Debug, Default)]
 struct ThreadHints {
     kinds: [Mutex<Recent>; NR_KINDS],
-    walk: Mutex<Walk>,
+    walk: Mutex<LeafAheadWalk>,
 }
 
 /// The last searched leaves for one kind of item.

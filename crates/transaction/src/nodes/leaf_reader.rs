@@ -49,7 +49,7 @@ struct ReaderState {
 }
 
 /// Ends the readahead when dropped, also after a panic.
-struct EndOnDrop<'r, 's>(&'r LeafReader<'s>);
+struct EndLeafReader<'r, 's>(&'r LeafReader<'s>);
 
 impl<'s> LeafReader<'s> {
     /// Runs `work` with a source that reads ahead.
@@ -61,7 +61,7 @@ impl<'s> LeafReader<'s> {
     pub(crate) fn with_limit<T>(store: &'s NodeStore, arrived_max: usize, work: impl FnOnce(&Self) -> T) -> T {
         let reader = Self { store, arrived_max, state: Mutex::default(), changed: Condvar::new() };
         std::thread::scope(|scope| {
-            let _end = EndOnDrop(&reader);
+            let _end = EndLeafReader(&reader);
             scope.spawn(|| reader.read_runs());
             work(&reader)
         })
@@ -69,7 +69,7 @@ impl<'s> LeafReader<'s> {
 
     fn read_runs(&self) {
         // When this thread ends, even by a panic, the readahead ends, so threads that wait for a leaf wake up.
-        let _end = EndOnDrop(self);
+        let _end = EndLeafReader(self);
         let mut buf = AlignedBuf::with_capacity(0);
         while let Some(run) = self.next_run() {
             let nodes = self.store.read_run(&run, &mut buf);
@@ -150,7 +150,7 @@ impl NodeSource for LeafReader<'_> {
     }
 }
 
-impl Drop for EndOnDrop<'_, '_> {
+impl Drop for EndLeafReader<'_, '_> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.ended = true;

@@ -29,24 +29,24 @@ use crate::nodes::write::NodeWriter;
 /// A bounded queue of nodes, and the threads that write them.
 pub(crate) struct NodeStream<'e> {
     writer: NodeWriter<'e>,
-    queue: Mutex<Queue>,
+    queue: Mutex<NodeQueue>,
     /// Signals that a piece was added or taken, or that the stream ends.
     changed: Condvar,
     failed: AtomicBool,
 }
 
 #[derive(Default)]
-struct Queue {
+struct NodeQueue {
     pieces: VecDeque<Vec<Arc<Node>>>,
     ended: bool,
     failure: Option<Error>,
 }
 
 /// Ends the stream when dropped, also after a panic: the writers finish the queue and return.
-struct EndOnDrop<'s, 'e>(&'s NodeStream<'e>);
+struct EndNodeStream<'s, 'e>(&'s NodeStream<'e>);
 
 /// Fails the stream if its writer panics, so that no thread waits for the writer.
-struct FailOnUnwind<'s, 'e>(&'s NodeStream<'e>);
+struct FailNodeStream<'s, 'e>(&'s NodeStream<'e>);
 
 impl<'e> NodeStream<'e> {
     /// Runs `make` with a stream that `make` can push nodes into. Returns after all pushed nodes are written. If both a
@@ -54,7 +54,7 @@ impl<'e> NodeStream<'e> {
     pub(crate) fn with<T>(writer: NodeWriter<'e>, make: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
         let stream = Self { writer, queue: Mutex::default(), changed: Condvar::new(), failed: AtomicBool::new(false) };
         let made = std::thread::scope(|scope| {
-            let _end = EndOnDrop(&stream);
+            let _end = EndNodeStream(&stream);
             for _ in 0..NR_WRITERS {
                 scope.spawn(|| stream.write_pieces());
             }
@@ -92,7 +92,7 @@ impl<'e> NodeStream<'e> {
     }
 
     fn write_pieces(&self) {
-        let _fail = FailOnUnwind(self);
+        let _fail = FailNodeStream(self);
         while let Some(mut piece) = self.next_piece() {
             piece.sort_unstable_by_key(|node| node.bytenr());
             match self.writer.write_runs(&piece, false) {
@@ -134,14 +134,14 @@ impl<'e> NodeStream<'e> {
     }
 }
 
-impl Drop for EndOnDrop<'_, '_> {
+impl Drop for EndNodeStream<'_, '_> {
     fn drop(&mut self) {
         self.0.queue.lock().ended = true;
         self.0.changed.notify_all();
     }
 }
 
-impl Drop for FailOnUnwind<'_, '_> {
+impl Drop for FailNodeStream<'_, '_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.fail(None);

@@ -11,7 +11,7 @@ use ubtrfs_tree::Node;
 use ubtrfs_volumes::Volumes;
 
 use crate::health::abort::AbortState;
-use crate::health::stats::{Span, Stats};
+use crate::health::stats::{EngineStats, Span};
 use crate::nodes::store::NodeStore;
 use crate::nodes::threads::nr_threads;
 
@@ -20,7 +20,7 @@ use crate::nodes::threads::nr_threads;
 pub(crate) struct NodeWriter<'e> {
     pub(crate) volumes: &'e Volumes,
     pub(crate) store: &'e NodeStore,
-    pub(crate) stats: &'e Stats,
+    pub(crate) stats: &'e EngineStats,
     pub(crate) abort_state: &'e AbortState,
     pub(crate) csum_type: CsumType,
     /// Bytes of a node.

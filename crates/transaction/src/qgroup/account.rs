@@ -24,7 +24,7 @@ use super::state::QuotaMode;
 use crate::backref::roots::{RootSet, RootsOf};
 use crate::backref::view::{FixedTrees, TreesView};
 use crate::engine::Engine;
-use crate::extents::extent_tree::{Owner, OwnerChange};
+use crate::extents::extent_tree::{ExtentOwners, OwnerChange};
 use crate::handle::trans_handle::regular_extent;
 
 /// Accounting that a commit has not done yet.
@@ -63,15 +63,15 @@ impl QuotaWork {
 }
 
 impl KnownUsers {
-    fn note(&mut self, bytenr: Logical, users: &Users) {
+    fn note(&mut self, bytenr: Logical, users: &ExtentUsers) {
         match users {
-            Users::Set(set) => {
+            ExtentUsers::Set(set) => {
                 if self.0.len() >= KNOWN_MAX {
                     self.0.clear();
                 }
                 self.0.insert(bytenr, Arc::clone(set));
             }
-            Users::None | Users::Alone(_) => drop(self.0.remove(&bytenr)),
+            ExtentUsers::None | ExtentUsers::Alone(_) => drop(self.0.remove(&bytenr)),
         }
     }
 }
@@ -181,25 +181,27 @@ impl Account<'_> {
     fn change(&mut self, change: &OwnerChange) -> Result<()> {
         let extent = change.extent;
         if self.limit.is_some_and(|limit| extent.bytenr.0 >= limit) {
-            self.known.note(extent.bytenr, &Users::None);
+            self.known.note(extent.bytenr, &ExtentUsers::None);
             return Ok(());
         }
         let before = match change.before {
-            Owner::None => Users::None,
-            Owner::Sole(root) if !root.is_subvolume() => Users::None,
-            Owner::Sole(root) if change.was_private || self.shares_nothing(true, change, root)? => Users::Alone(root),
-            _ => Users::Set(self.users_before(extent, change.is_tree)?),
+            ExtentOwners::None => ExtentUsers::None,
+            ExtentOwners::Sole(root) if !root.is_subvolume() => ExtentUsers::None,
+            ExtentOwners::Sole(root) if change.was_private || self.shares_nothing(true, change, root)? => {
+                ExtentUsers::Alone(root)
+            }
+            _ => ExtentUsers::Set(self.users_before(extent, change.is_tree)?),
         };
         let after = match change.after {
-            Owner::None => Users::None,
-            Owner::Sole(root) if !root.is_subvolume() => Users::None,
-            Owner::Sole(root)
-                if (change.before == Owner::None && self.is_unshared_since(root)?)
+            ExtentOwners::None => ExtentUsers::None,
+            ExtentOwners::Sole(root) if !root.is_subvolume() => ExtentUsers::None,
+            ExtentOwners::Sole(root)
+                if (change.before == ExtentOwners::None && self.is_unshared_since(root)?)
                     || self.shares_nothing(false, change, root)? =>
             {
-                Users::Alone(root)
+                ExtentUsers::Alone(root)
             }
-            _ => Users::Set(self.users_after(change, &before)?),
+            _ => ExtentUsers::Set(self.users_after(change, &before)?),
         };
         if !change.is_tree {
             self.known.note(extent.bytenr, &after);
@@ -217,12 +219,12 @@ impl Account<'_> {
 
     /// The users of an extent after a change. Only the previous users of a data extent and the tree in `gained` can be
     /// its users after the change, so the search can stop early.
-    fn users_after(&mut self, change: &OwnerChange, before: &Users) -> Result<RootSet> {
+    fn users_after(&mut self, change: &OwnerChange, before: &ExtentUsers) -> Result<RootSet> {
         let extent = change.extent;
         let gained = match change.gained {
-            Owner::None => None,
-            Owner::Sole(root) => Some(root),
-            Owner::Many => return self.after.of_extent(extent, change.is_tree),
+            ExtentOwners::None => None,
+            ExtentOwners::Sole(root) => Some(root),
+            ExtentOwners::Many => return self.after.of_extent(extent, change.is_tree),
         };
         if change.is_tree {
             return self.after.of_extent(extent, true);
@@ -248,10 +250,10 @@ impl Account<'_> {
         Ok(self.after.view().subvolume(root)?.is_some_and(|found| found.last_snapshot < self.transid))
     }
 
-    fn count(&mut self, before: &Users, after: &Users, bytes: u64) {
+    fn count(&mut self, before: &ExtentUsers, after: &ExtentUsers, bytes: u64) {
         match (before, after) {
-            (Users::None, Users::Alone(root)) => self.gain(*root, bytes),
-            (Users::Alone(root), Users::None) => self.lose(*root, bytes),
+            (ExtentUsers::None, ExtentUsers::Alone(root)) => self.gain(*root, bytes),
+            (ExtentUsers::Alone(root), ExtentUsers::None) => self.lose(*root, bytes),
             _ => {
                 let (mut one, mut other) = ([RootId(0)], [RootId(0)]);
                 let (before, after) = (before.as_slice(&mut one), after.as_slice(&mut other));
@@ -321,19 +323,19 @@ impl Account<'_> {
 
     fn count_traced(&mut self, before: &RootSet, after: &RootSet, bytenr: Logical, bytes: u64) {
         if self.limit.is_none_or(|limit| bytenr.0 < limit) {
-            self.count(&Users::Set(before.clone()), &Users::Set(after.clone()), bytes);
+            self.count(&ExtentUsers::Set(before.clone()), &ExtentUsers::Set(after.clone()), bytes);
         }
     }
 }
 
 /// The users of an extent: none, a single subvolume, or a set.
-enum Users {
+enum ExtentUsers {
     None,
     Alone(RootId),
     Set(RootSet),
 }
 
-impl Users {
+impl ExtentUsers {
     fn as_slice<'u>(&'u self, room: &'u mut [RootId; 1]) -> &'u [RootId] {
         match self {
             Self::None => &[],

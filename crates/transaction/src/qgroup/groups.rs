@@ -1,4 +1,4 @@
-//! [`Groups`]: the quota groups with their numbers and relations, and how the numbers change when the users of an
+//! [`Qgroups`]: the quota groups with their numbers and relations, and how the numbers change when the users of an
 //! extent change.
 //!
 //! A group refers to an extent if a subvolume below the group refers to it. A group has an extent exclusively if all
@@ -18,7 +18,7 @@ pub(crate) use crate::handle::quota_reservation::QgroupId;
 
 /// A quota group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Group {
+pub(crate) struct Qgroup {
     /// Bytes of all extents that the group refers to.
     pub(crate) referenced: u64,
     /// Bytes of the extents that the group has exclusively.
@@ -45,8 +45,8 @@ pub(crate) struct Limit {
 
 /// All groups of a filesystem.
 #[derive(Debug, Default)]
-pub(crate) struct Groups {
-    groups: BTreeMap<QgroupId, Group>,
+pub(crate) struct Qgroups {
+    groups: BTreeMap<QgroupId, Qgroup>,
     /// For each subvolume: its group and all groups above it.
     above: HashMap<RootId, Arc<[QgroupId]>>,
     /// Groups whose items differ from those on disk.
@@ -99,24 +99,24 @@ impl Limit {
 
 /// Number of an extent's users that are below a group, before and after a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct View {
+struct UserCounts {
     before: usize,
     after: usize,
 }
 
-impl Groups {
+impl Qgroups {
     /// The group with this id.
-    pub(crate) fn get(&self, id: QgroupId) -> Option<&Group> {
+    pub(crate) fn get(&self, id: QgroupId) -> Option<&Qgroup> {
         self.groups.get(&id)
     }
 
     /// All groups by id.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (QgroupId, &Group)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (QgroupId, &Qgroup)> {
         self.groups.iter().map(|(id, group)| (*id, group))
     }
 
     /// Adds a group as it is on disk. Relations are added with [`Self::relate_as_on_disk`].
-    pub(crate) fn insert_as_on_disk(&mut self, id: QgroupId, group: Group) {
+    pub(crate) fn insert_as_on_disk(&mut self, id: QgroupId, group: Qgroup) {
         self.above.clear();
         self.groups.insert(id, group);
     }
@@ -153,7 +153,7 @@ impl Groups {
         if self.groups.contains_key(&id) {
             return false;
         }
-        self.insert_as_on_disk(id, Group::default());
+        self.insert_as_on_disk(id, Qgroup::default());
         self.changed.insert(id);
         true
     }
@@ -292,8 +292,8 @@ impl Groups {
     }
 
     #[allow(clippy::arithmetic_side_effects, reason = "numbers of subvolumes")]
-    fn views(&mut self, before: &[RootId], after: &[RootId]) -> BTreeMap<QgroupId, View> {
-        let mut views: BTreeMap<QgroupId, View> = BTreeMap::new();
+    fn views(&mut self, before: &[RootId], after: &[RootId]) -> BTreeMap<QgroupId, UserCounts> {
+        let mut views: BTreeMap<QgroupId, UserCounts> = BTreeMap::new();
         for root in before {
             self.above(*root).iter().for_each(|id| views.entry(*id).or_default().before += 1);
         }
@@ -306,7 +306,7 @@ impl Groups {
     fn change(
         &mut self,
         id: QgroupId,
-        view: &View,
+        view: &UserCounts,
         nr_before: usize,
         nr_after: usize,
         bytes: u64,
@@ -363,7 +363,7 @@ mod tests {
         QgroupId::new(level, number).expect("small")
     }
 
-    fn numbers(groups: &Groups, id: QgroupId) -> (u64, u64) {
+    fn numbers(groups: &Qgroups, id: QgroupId) -> (u64, u64) {
         let group = groups.get(id).expect("there");
         (group.referenced, group.exclusive)
     }
@@ -372,7 +372,7 @@ mod tests {
     fn numbers_after_random_changes_equal_a_count_from_nothing() {
         let mut rng = ubtrfs_testkit::Rng::new(ubtrfs_testkit::Rng::seed_or(1));
         let roots: Vec<RootId> = (256..262).map(RootId).collect();
-        let mut groups = Groups::default();
+        let mut groups = Qgroups::default();
         roots.iter().for_each(|root| assert!(groups.create(QgroupId::of_subvolume(*root))));
         for (member, parent) in [
             (id(0, 256), id(1, 1)),
@@ -410,7 +410,7 @@ mod tests {
 
     #[test]
     fn a_number_that_would_become_negative_is_noticed() {
-        let mut groups = Groups::default();
+        let mut groups = Qgroups::default();
         groups.create(id(0, 256));
         groups.count(&[RootId(256)], &[], 4096, TRANSID);
         assert!(groups.take_underflow() && !groups.take_underflow());
@@ -419,7 +419,7 @@ mod tests {
 
     #[test]
     fn losing_one_of_three_users_matters_to_nobody_else() {
-        let mut groups = Groups::default();
+        let mut groups = Qgroups::default();
         (256..259).for_each(|number| assert!(groups.create(id(0, number))));
         let [a, b, c] = [256, 257, 258].map(RootId);
         assert!(!groups.matters(&[a, b, c], &[b, c], id(0, 256)));

@@ -5,11 +5,11 @@ use ubtrfs_format::item::{QgroupInfo, QgroupLimit, QgroupStatus};
 use ubtrfs_format::{Generation, Key, KeyType, RootId};
 use ubtrfs_tree::{Batch, Cursor, NodeSource, RootPtr};
 
-use super::groups::{Group, Groups, Limit, QgroupId};
+use super::groups::{Limit, Qgroup, QgroupId, Qgroups};
 
 /// The status item, with the field that simple quotas append.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Status {
+pub(crate) struct QgroupStatusItem {
     /// Flags of [`QgroupStatus`].
     pub(crate) flags: u64,
     /// The transaction of the last update.
@@ -20,13 +20,13 @@ pub(crate) struct Status {
     pub(crate) enabled: Option<Generation>,
 }
 
-/// Value of [`Status::rescan`] while no rescan runs.
+/// Value of [`QgroupStatusItem::rescan`] while no rescan runs.
 pub(crate) const NO_RESCAN: u64 = u64::MAX;
 
 const STATUS_KEY: Key = Key::new(0, KeyType::QGROUP_STATUS, 0);
 const VERSION: u64 = 1;
 
-impl Status {
+impl QgroupStatusItem {
     fn decode(data: &[u8]) -> Result<Self> {
         let status = QgroupStatus::decode(data).map_err(|cause| Error::from(cause).in_tree(RootId::QUOTA_TREE))?;
         let rest = data.get(QgroupStatus::SIZE..).and_then(|rest| rest.first_chunk::<8>());
@@ -55,23 +55,23 @@ impl Status {
 }
 
 /// Reads the quota tree. `None` if the quota tree has no status item.
-pub(crate) fn load(source: &dyn NodeSource, root: &RootPtr) -> Result<Option<(Status, Groups)>> {
+pub(crate) fn load(source: &dyn NodeSource, root: &RootPtr) -> Result<Option<(QgroupStatusItem, Qgroups)>> {
     let mut cursor = Cursor::new(source, *root);
     let mut key = cursor.seek_ge(&Key::MIN)?;
-    let (mut status, mut groups, mut limits) = (None, Groups::default(), Vec::new());
+    let (mut status, mut groups, mut limits) = (None, Qgroups::default(), Vec::new());
     let mut is_whole = true;
     while let Some(at) = key {
         let data = cursor.data().unwrap_or_default();
         let corrupt = |cause| Error::from(cause).in_tree(RootId::QUOTA_TREE);
         match at.item_type {
-            KeyType::QGROUP_STATUS => status = Some(Status::decode(data)?),
+            KeyType::QGROUP_STATUS => status = Some(QgroupStatusItem::decode(data)?),
             KeyType::QGROUP_INFO => {
                 let info = QgroupInfo::decode(data).map_err(corrupt)?;
-                let group = Group {
+                let group = Qgroup {
                     referenced: info.rfer,
                     exclusive: info.excl,
                     generation: Generation(info.generation),
-                    ..Group::default()
+                    ..Qgroup::default()
                 };
                 groups.insert_as_on_disk(QgroupId(at.offset), group);
             }
@@ -107,7 +107,7 @@ pub(crate) fn load(source: &dyn NodeSource, root: &RootPtr) -> Result<Option<(St
 }
 
 /// The changes that bring the quota tree up to date.
-pub(crate) fn changes(groups: &mut Groups, status: &Status) -> Batch {
+pub(crate) fn changes(groups: &mut Qgroups, status: &QgroupStatusItem) -> Batch {
     let mut batch: Batch = vec![(STATUS_KEY, Some(status.encode().into()))];
     for id in groups.take_changed() {
         let group = groups.get(id);

@@ -4,7 +4,7 @@ use ubtrfs_format::item::QgroupLimit;
 use ubtrfs_format::{Generation, RootId};
 use ubtrfs_tree::RootPtr;
 
-use super::groups::{Group, Limit, QgroupId};
+use super::groups::{Limit, Qgroup, QgroupId};
 use super::state::QuotaState;
 use crate::engine::Engine;
 
@@ -44,7 +44,7 @@ impl Engine {
         let (from, to) = (QgroupId::of_subvolume(source.tree), QgroupId::of_subvolume(snapshot.tree));
         state.join(to, parents);
         let groups = &mut state.groups;
-        let Some(Group { referenced, exclusive, limit, .. }) = groups.get(from).cloned() else {
+        let Some(Qgroup { referenced, exclusive, limit, .. }) = groups.get(from).cloned() else {
             state.mark_unknown_and_rescan(transid);
             return;
         };

@@ -11,8 +11,8 @@ use ubtrfs_error::Result;
 use ubtrfs_format::item::QgroupStatus;
 use ubtrfs_format::{Generation, RootId};
 
-use super::groups::{Group, Groups};
-use super::items::{self, NO_RESCAN, Status};
+use super::groups::{Qgroup, Qgroups};
+use super::items::{self, NO_RESCAN, QgroupStatusItem};
 use crate::engine::Engine;
 use crate::handle::quota_reservation::Reserved;
 
@@ -45,8 +45,8 @@ pub(crate) enum QuotaMode {
 /// The status and the groups while quotas are enabled.
 #[derive(Debug)]
 pub(crate) struct QuotaState {
-    pub(crate) status: Status,
-    pub(crate) groups: Groups,
+    pub(crate) status: QgroupStatusItem,
+    pub(crate) groups: Qgroups,
 }
 
 impl Quotas {
@@ -165,18 +165,18 @@ impl Engine {
 
 impl QuotaState {
     /// The state right after full quotas were enabled: nothing is counted yet, and a rescan runs.
-    pub(crate) fn fresh(groups: Groups, transid: Generation) -> Self {
+    pub(crate) fn fresh(groups: Qgroups, transid: Generation) -> Self {
         let flags = QgroupStatus::ON | QgroupStatus::INCONSISTENT;
-        let status = Status { flags, generation: transid, rescan: NO_RESCAN, enabled: None };
+        let status = QgroupStatusItem { flags, generation: transid, rescan: NO_RESCAN, enabled: None };
         let mut state = Self { status, groups };
         state.start_rescan(transid);
         state
     }
 
     /// The state right after simple quotas were enabled: extents from this transaction on are counted.
-    pub(crate) fn fresh_simple(groups: Groups, transid: Generation) -> Self {
+    pub(crate) fn fresh_simple(groups: Qgroups, transid: Generation) -> Self {
         let flags = QgroupStatus::ON | QgroupStatus::SIMPLE_MODE;
-        let status = Status { flags, generation: transid, rescan: NO_RESCAN, enabled: Some(transid) };
+        let status = QgroupStatusItem { flags, generation: transid, rescan: NO_RESCAN, enabled: Some(transid) };
         Self { status, groups }
     }
 
@@ -205,7 +205,7 @@ impl QuotaState {
     }
 
     /// Whether simple quotas charge extents to this group.
-    pub(crate) fn is_charged(&self, group: &Group) -> bool {
+    pub(crate) fn is_charged(&self, group: &Qgroup) -> bool {
         self.simple_since().is_some() && group.referenced > 0
     }
 

@@ -25,7 +25,7 @@ use crate::handle::trans_handle::regular_extent;
 use crate::relocation::extent_record::{ExtentRecord, corrupt, record_at};
 
 /// A block that is copied.
-pub(crate) struct Member {
+pub(crate) struct ClosureBlock {
     pub(crate) node: Arc<Node>,
     pub(crate) record: ExtentRecord,
     /// The blocks that point to this block.
@@ -44,7 +44,7 @@ pub(crate) struct MovedData {
 pub(crate) struct Closure<'e> {
     engine: &'e Engine,
     extent_root: RootPtr,
-    pub(crate) members: BTreeMap<(u8, Logical), Member>,
+    pub(crate) members: BTreeMap<(u8, Logical), ClosureBlock>,
     pub(crate) data: BTreeMap<Logical, MovedData>,
     /// The last parent found in each tree, by the level of the child. Neighbouring blocks often have the same parent.
     near: HashMap<(RootId, u8), Arc<Node>>,
@@ -168,7 +168,7 @@ impl<'e> Closure<'e> {
                     records.push(self.record_of_block(parent, above)?);
                 }
             }
-            self.members.insert((level, bytenr), Member { node, record, parents, roots });
+            self.members.insert((level, bytenr), ClosureBlock { node, record, parents, roots });
             added.push((level, bytenr));
         }
         Ok(())

@@ -27,12 +27,12 @@ use ubtrfs_space::{DelayedRefs, Extent, RefKey, SpaceKind};
 use ubtrfs_tree::{Node, RootPtr};
 use uuid::Uuid;
 
-use crate::cow::child_refs::{ChildRefs, Users, kind_of};
+use crate::cow::child_refs::{ChildRefs, UserChange, kind_of};
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
 use crate::handle::trans_handle::regular_extent;
 use crate::qgroup::state::QuotaMode;
-use crate::relocation::closure::{Closure, Member};
+use crate::relocation::closure::{Closure, ClosureBlock};
 use crate::relocation::extent_record::ExtentRecord;
 
 /// The new blocks of a step, before they are published.
@@ -108,7 +108,7 @@ pub(crate) fn copy_closure(
     transid: Generation,
 ) -> Result<Result<Copies, Mismatch>> {
     let fsid = space.engine.commit_state.superblock().node_fsid();
-    let mut work = Copying { closure, fsid, nodesize, transid, moved: HashMap::new(), refs: DelayedRefs::new() };
+    let mut work = BlockCopier { closure, fsid, nodesize, transid, moved: HashMap::new(), refs: DelayedRefs::new() };
     let shared = shared_members(closure);
     let reach = reach_shared(closure, &shared);
     let (mut nodes, mut roots) = (Vec::with_capacity(closure.members.len()), Vec::new());
@@ -135,7 +135,7 @@ pub(crate) fn copy_closure(
     Ok(Ok(Copies { nodes, refs: work.refs, roots }))
 }
 
-struct Copying<'c, 'e> {
+struct BlockCopier<'c, 'e> {
     closure: &'c Closure<'e>,
     fsid: Uuid,
     nodesize: u32,
@@ -145,10 +145,10 @@ struct Copying<'c, 'e> {
     refs: DelayedRefs,
 }
 
-impl Copying<'_, '_> {
+impl BlockCopier<'_, '_> {
     /// The copy of a block, with pointers to the copies of its children.
     #[allow(clippy::arithmetic_side_effects, reason = "places in a block whose layout was checked when it was read")]
-    fn copy(&self, member: &Member, at: Logical) -> Result<Node> {
+    fn copy(&self, member: &ClosureBlock, at: Logical) -> Result<Node> {
         let node = &member.node;
         let view = node.view();
         let mut raw = node.raw().to_vec();
@@ -183,22 +183,22 @@ impl Copying<'_, '_> {
     }
 
     /// Moves the references that the pointers of a block represent. `copy` is the block's copy.
-    fn take_over_children(&mut self, member: &Member, copy: &Node) {
+    fn take_over_children(&mut self, member: &ClosureBlock, copy: &Node) {
         let node = &member.node;
         let full = member.record.has_full_backrefs();
         // Moving a block does not change its users, so quotas need not count it again.
         let (nodesize, transid) = (self.nodesize, self.transid);
         let child_refs = ChildRefs { owner: node.owner(), nodesize, transid, quotas: QuotaMode::Off };
         if full {
-            child_refs.add_children(&mut self.refs, node, Some(node.bytenr()), -1, Users::Same);
-            child_refs.add_children(&mut self.refs, copy, Some(copy.bytenr()), 1, Users::Same);
+            child_refs.add_children(&mut self.refs, node, Some(node.bytenr()), -1, UserChange::Same);
+            child_refs.add_children(&mut self.refs, copy, Some(copy.bytenr()), 1, UserChange::Same);
             return;
         }
         for slot in 0..node.nritems() {
             if !node.is_leaf() {
                 if self.moved.contains_key(&node.child(slot).0) {
-                    child_refs.add_child(&mut self.refs, node, slot, (None, -1), Users::Same);
-                    child_refs.add_child(&mut self.refs, copy, slot, (None, 1), Users::Same);
+                    child_refs.add_child(&mut self.refs, node, slot, (None, -1), UserChange::Same);
+                    child_refs.add_child(&mut self.refs, copy, slot, (None, 1), UserChange::Same);
                 }
                 continue;
             }
@@ -206,8 +206,8 @@ impl Copying<'_, '_> {
             let is_moved =
                 |item| regular_extent(item).is_some_and(|extent| self.closure.data.contains_key(&extent.disk_bytenr));
             if key.item_type == KeyType::EXTENT_DATA && is_moved(node.item(slot)) {
-                child_refs.add_data(&mut self.refs, &key, node.item(slot), (None, -1), Users::Same);
-                child_refs.add_data(&mut self.refs, &key, copy.item(slot), (None, 1), Users::Same);
+                child_refs.add_data(&mut self.refs, &key, node.item(slot), (None, -1), UserChange::Same);
+                child_refs.add_data(&mut self.refs, &key, copy.item(slot), (None, 1), UserChange::Same);
             }
         }
     }

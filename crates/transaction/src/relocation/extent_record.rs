@@ -60,14 +60,14 @@ impl ExtentRecord {
 }
 
 /// The extents that start in a range of addresses, in order.
-pub(crate) struct Records<'s> {
+pub(crate) struct ExtentRecords<'s> {
     cursor: Cursor<'s>,
     nodesize: u32,
     next: Option<Key>,
     end: u64,
 }
 
-impl<'s> Records<'s> {
+impl<'s> ExtentRecords<'s> {
     /// Begins at the first extent that starts in `range`.
     pub(crate) fn new(source: &'s dyn NodeSource, root: &RootPtr, range: Range<u64>, nodesize: u32) -> Result<Self> {
         let mut cursor = Cursor::new(source, *root);
@@ -102,7 +102,7 @@ pub(crate) fn record_at(
     bytenr: Logical,
     nodesize: u32,
 ) -> Result<Option<ExtentRecord>> {
-    Records::new(source, root, bytenr.0..bytenr.0.saturating_add(1), nodesize)?.next()
+    ExtentRecords::new(source, root, bytenr.0..bytenr.0.saturating_add(1), nodesize)?.next()
 }
 
 /// Makes an error about the extent tree's record of an extent.

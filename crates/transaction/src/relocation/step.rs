@@ -32,7 +32,7 @@ use ubtrfs_tree::{Batch, Node, NodePtr, NodeSource};
 
 use crate::engine::Engine;
 use crate::extents::csum_tree;
-use crate::handle::metadata_reservation::Purpose;
+use crate::handle::metadata_reservation::ReservationPurpose;
 use crate::race::race_point;
 use crate::relocation::closure::Closure;
 use crate::relocation::copy::{Copies, CopySpace, NewRoot, copy_closure};
@@ -183,7 +183,7 @@ impl Engine {
     /// Whether there is room for the copies and for the changes of the extent tree.
     fn has_room_for_copies(&self, nr_nodes: usize) -> bool {
         let bytes = (nr_nodes as u64).saturating_mul(u64::from(self.geometry.nodesize));
-        self.has_room_for_metadata_and(bytes.saturating_add(bytes / 4), Purpose::Removal)
+        self.has_room_for_metadata_and(bytes.saturating_add(bytes / 4), ReservationPurpose::Removal)
     }
 
     fn fail_all(&self, step: &mut RelocationStep, closure: &Closure<'_>, error: &Error) {
@@ -375,7 +375,7 @@ pub(crate) fn extents_in_group(engine: &Engine, range: Range<u64>, most: usize) 
     let tree = engine.own_tree(RootId::EXTENT_TREE)?;
     tree.with_root(|source, root| {
         let mut records =
-            crate::relocation::extent_record::Records::new(source, root, range, engine.geometry.nodesize)?;
+            crate::relocation::extent_record::ExtentRecords::new(source, root, range, engine.geometry.nodesize)?;
         let mut found = Vec::new();
         while found.len() < most {
             let Some(record) = records.next()? else { break };

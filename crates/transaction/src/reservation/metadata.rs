@@ -9,7 +9,7 @@ use ubtrfs_format::RootId;
 use ubtrfs_space::SpaceKind;
 
 use crate::engine::Engine;
-use crate::handle::metadata_reservation::{CHANGES_PER_SUBVOLUME_DELETION, Purpose};
+use crate::handle::metadata_reservation::{CHANGES_PER_SUBVOLUME_DELETION, ReservationPurpose};
 use crate::handle::trans_handle::MetadataReservation;
 use crate::health::stats::Span;
 use crate::lock_rank;
@@ -24,7 +24,7 @@ impl Engine {
     /// [`Error::NoSpace`](ubtrfs_error::Error::NoSpace) if reclaim does not help,
     /// [`Error::ReadOnly`](ubtrfs_error::Error::ReadOnly), or an error of a commit or of writeback during reclaim.
     pub fn reserve(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
-        self.reserve_metadata(nr_items, nr_items, Purpose::Change)
+        self.reserve_metadata(nr_items, nr_items, ReservationPurpose::Change)
     }
 
     /// Reserves metadata space for changes that free space. Changes that free space may use the global reserve.
@@ -33,7 +33,7 @@ impl Engine {
     ///
     /// As for [`Engine::reserve`].
     pub fn reserve_for_removal(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
-        self.reserve_metadata(nr_items, nr_items, Purpose::Removal)
+        self.reserve_metadata(nr_items, nr_items, ReservationPurpose::Removal)
     }
 
     /// Reserves metadata space for the deletion of a subvolume. The reservation may use space that other removals must
@@ -44,7 +44,7 @@ impl Engine {
     /// As for [`Engine::reserve`].
     pub fn reserve_for_subvolume_deletion(&self) -> Result<MetadataReservation<'_>> {
         let nr_items = CHANGES_PER_SUBVOLUME_DELETION as usize;
-        self.reserve_metadata(nr_items, nr_items, Purpose::SubvolumeDeletion)
+        self.reserve_metadata(nr_items, nr_items, ReservationPurpose::SubvolumeDeletion)
     }
 
     /// Reserves metadata space for a removal that can be done in steps: for `most` changes or, if space is short, for
@@ -54,7 +54,7 @@ impl Engine {
     ///
     /// As for [`Engine::reserve`].
     pub fn reserve_for_removal_steps(&self, most: usize, least: usize) -> Result<MetadataReservation<'_>> {
-        self.reserve_metadata(most, least, Purpose::Removal)
+        self.reserve_metadata(most, least, ReservationPurpose::Removal)
     }
 
     /// Reserves metadata space for a snapshot of this subvolume: for `nr_items` changes and a reference for each child
@@ -71,7 +71,7 @@ impl Engine {
         })?;
         let nr_children = tree.with_root(|nodes, root| Ok::<_, Error>(nodes.read_node(&root.node_ptr())?.nritems()))?;
         let nr_items = nr_items.saturating_add(nr_children);
-        self.reserve_metadata(nr_items, nr_items, Purpose::Snapshot)
+        self.reserve_metadata(nr_items, nr_items, ReservationPurpose::Snapshot)
     }
 
     /// Reserves metadata space for the items of dirty data. Room for these items was set aside when data space was
@@ -82,7 +82,7 @@ impl Engine {
     ///
     /// As for [`Engine::reserve`].
     pub fn reserve_for_writeback_steps(&self, most: usize, least: usize) -> Result<MetadataReservation<'_>> {
-        self.reserve_metadata(most, least, Purpose::Writeback)
+        self.reserve_metadata(most, least, ReservationPurpose::Writeback)
     }
 
     /// Admits `most` changes, or fewer but at least `least`. Reclaims space if the changes do not fit.
@@ -95,7 +95,7 @@ impl Engine {
         &self,
         most: usize,
         least: usize,
-        purpose: Purpose,
+        purpose: ReservationPurpose,
     ) -> Result<MetadataReservation<'_>> {
         lock_rank::check_no_operation("I2 of lock_rank: an operation reserves nothing");
         self.check_writable()?;
@@ -104,9 +104,9 @@ impl Engine {
         self.limit_delayed_items()?;
         let granted = || self.admit_most(most, least, purpose);
         if !purpose.is_ordinary() || self.tickets.metadata.is_empty() {
-            // A snapshot takes nothing from the thread's stock ([`Share`]). The stock was admitted before this snapshot
+            // A snapshot takes nothing from the thread's stock ([`LoadShare`]). The stock was admitted before this snapshot
             // was counted, so its need does not include the copies of blocks that the snapshot will share.
-            if purpose != Purpose::Snapshot && self.admission.load.take_admitted(most as u64) {
+            if purpose != ReservationPurpose::Snapshot && self.admission.load.take_admitted(most as u64) {
                 return Ok(MetadataReservation::counted(self, most as u64, purpose));
             }
             if let Some(reservation) = granted() {
@@ -116,7 +116,7 @@ impl Engine {
         }
         if !purpose.is_ordinary() {
             let _waited = self.stats.span(Span::ReserveWait);
-            let patience = if purpose == Purpose::Writeback { WRITEBACK_PATIENCE } else { PATIENCE };
+            let patience = if purpose == ReservationPurpose::Writeback { WRITEBACK_PATIENCE } else { PATIENCE };
             return self.admit_between_commits(&granted, purpose, patience)?.ok_or(Error::NoSpace);
         }
         // Try cheap steps first. A commit replaces estimates by exact numbers and frees pinned space; writing dirty
@@ -149,7 +149,7 @@ impl Engine {
     fn admit_between_commits<T>(
         &self,
         granted: &dyn Fn() -> Option<T>,
-        purpose: Purpose,
+        purpose: ReservationPurpose,
         patience: Duration,
     ) -> Result<Option<T>> {
         let begun = Instant::now();

@@ -33,12 +33,12 @@ use ubtrfs_format::{Generation, Key, KeyType, Logical, RootId, objectid};
 use ubtrfs_space::{DelayedRefs, RefKey};
 use ubtrfs_tree::{Batch, Node, NodePtr, NodeSource, RootPtr};
 
-use crate::cow::child_refs::{ChildRefs, Users, kind_of};
+use crate::cow::child_refs::{ChildRefs, UserChange, kind_of};
 use crate::cow::sink::no_references;
 use crate::delayed::tree_view::RootState;
 use crate::engine::Engine;
 use crate::extents::extent_tree;
-use crate::handle::metadata_reservation::Purpose;
+use crate::handle::metadata_reservation::ReservationPurpose;
 use crate::lock_rank::{self, Rank};
 use crate::qgroup::account::QuotaWork;
 use crate::qgroup::state::QuotaMode;
@@ -76,7 +76,7 @@ impl Engine {
         let mut budget = REFS_PER_COMMIT;
         let fits = |refs: i64| {
             let bytes = refs.unsigned_abs().saturating_mul(self.geometry.nodesize.into()) / REFS_PER_NODE;
-            self.has_room_for_metadata_and(bytes, Purpose::SubvolumeDeletion)
+            self.has_room_for_metadata_and(bytes, ReservationPurpose::SubvolumeDeletion)
         };
         while budget > REFS_PER_COMMIT_MIN && !fits(budget) {
             budget /= 2;
@@ -180,7 +180,13 @@ impl Drop<'_> {
         } else if let Some(progress) = self.drop_below(&node, flags, progress)? {
             return Ok(Some(progress));
         }
-        self.child_refs.add_node(&mut self.refs, &node, RefKey::TreeBlock(self.child_refs.owner), -1, Users::Change);
+        self.child_refs.add_node(
+            &mut self.refs,
+            &node,
+            RefKey::TreeBlock(self.child_refs.owner),
+            -1,
+            UserChange::Change,
+        );
         self.engine.store.forget(root.bytenr);
         Ok(None)
     }
@@ -195,7 +201,7 @@ impl Drop<'_> {
         let parent = flags.contains(ExtentFlags::FULL_BACKREF).then_some(node.bytenr());
         if node.is_leaf() {
             self.spend(node.nritems());
-            self.child_refs.add_children(&mut self.refs, node, parent, -1, Users::Change);
+            self.child_refs.add_children(&mut self.refs, node, parent, -1, UserChange::Change);
             return Ok(None);
         }
         let first = progress.map_or(0, |(key, _)| node.child_slot(&key));
@@ -228,7 +234,7 @@ impl Drop<'_> {
         if nr_users > 1 {
             let moved = self.move_refs(&ptr)?;
             if moved {
-                self.child_refs.add_child(&mut self.refs, node, slot, (parent, -1), Users::Change);
+                self.child_refs.add_child(&mut self.refs, node, slot, (parent, -1), UserChange::Change);
             }
             if moved && self.child_refs.quotas == QuotaMode::Full {
                 self.left.push(ptr);
@@ -238,7 +244,7 @@ impl Drop<'_> {
         let child = self.engine.store.read_node(&ptr)?;
         let stopped = self.drop_below(&child, flags, progress)?;
         if stopped.is_none() {
-            self.child_refs.add_child(&mut self.refs, node, slot, (parent, -1), Users::Change);
+            self.child_refs.add_child(&mut self.refs, node, slot, (parent, -1), UserChange::Change);
             self.child_refs.note_allocated_by(&mut self.refs, &child);
             self.engine.store.forget(ptr.bytenr);
         }
@@ -275,8 +281,8 @@ impl Drop<'_> {
             }
         }
         self.spend(node.nritems().saturating_add(1));
-        self.child_refs.add_children(&mut self.refs, &node, Some(node.bytenr()), 1, Users::Same);
-        self.child_refs.add_children(&mut self.refs, &node, None, -1, Users::Same);
+        self.child_refs.add_children(&mut self.refs, &node, Some(node.bytenr()), 1, UserChange::Same);
+        self.child_refs.add_children(&mut self.refs, &node, None, -1, UserChange::Same);
         let extent = self.child_refs.extent_at(node.bytenr());
         self.refs.set_flags(extent, kind_of(&node), ExtentFlags::FULL_BACKREF, self.child_refs.transid);
         Ok(true)

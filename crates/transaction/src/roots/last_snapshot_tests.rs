@@ -13,7 +13,7 @@ use ubtrfs_tree::Batch;
 use uuid::Uuid;
 
 use crate::handle::root_change::RootChange;
-use crate::{Engine, NewContent, NewSubvolume, OpenOptions, Tree};
+use crate::{Engine, EngineOptions, NewContent, NewSubvolume, Tree};
 
 const SOURCE: RootId = RootId(256);
 const NR_DIRS: u64 = 8;
@@ -82,7 +82,7 @@ fn blocks_of_the_transaction_are_shared_once_a_snapshot_was_taken() {
     mount.close().expect("unmounted");
 
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadWrite).expect("there"));
-    let engine = Engine::open(vec![device], OpenOptions::default()).expect("opened");
+    let engine = Engine::open(vec![device], EngineOptions::default()).expect("opened");
     let tree = engine.own_tree(SOURCE).expect("there");
     touch_all(&engine, &tree);
     let long = "n".repeat(200);

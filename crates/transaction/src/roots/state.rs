@@ -1,4 +1,4 @@
-//! [`Roots`]: the state of subvolumes as a whole.
+//! [`RootSource`]: the state of subvolumes as a whole.
 //!
 //! Owns the queue of deleted subvolumes, the failures to drop them, and the highest id, each under a lock. No lock is
 //! taken under these locks, and no guard of them leaves this module.
@@ -11,7 +11,7 @@ use ubtrfs_format::{RootId, objectid};
 
 /// The deletion of subvolumes, and the ids of new ones.
 #[derive(Debug, Default)]
-pub(crate) struct Roots {
+pub(crate) struct SubvolumeRoots {
     /// Deleted subvolumes that nothing uses any more, in the order in which they are dropped.
     dead: Mutex<VecDeque<RootId>>,
     /// Errors that prevented dropping deleted subvolumes and that were not taken yet.
@@ -20,7 +20,7 @@ pub(crate) struct Roots {
     last_id: Mutex<Option<Result<u64>>>,
 }
 
-impl Roots {
+impl SubvolumeRoots {
     /// Queues a subvolume for the next commits to drop.
     pub(crate) fn push_dead(&self, id: RootId) {
         self.dead.lock().push_back(id);

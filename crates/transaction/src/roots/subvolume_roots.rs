@@ -32,7 +32,7 @@ use ubtrfs_space::{DelayedRefs, RefKey, SpaceKind};
 use ubtrfs_tree::{Batch, Node, NodeSource, RootPtr};
 use uuid::Uuid;
 
-use crate::cow::child_refs::{ChildRefs, Users};
+use crate::cow::child_refs::{ChildRefs, UserChange};
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::engine::Engine;
 use crate::handle::root_change::{NewContent, NewSubvolume, Received, RootChange};
@@ -237,7 +237,7 @@ impl Engine {
             return Err(Error::Bug { what: format!("the root directory of subvolume {id} does not fit into a leaf") });
         }
         let header = self.root_header(id, 0, transid)?;
-        self.put_root_node(leaf.finish(&header), id, refs, transid, Users::Change)
+        self.put_root_node(leaf.finish(&header), id, refs, transid, UserChange::Change)
     }
 
     /// Copies a tree's root node. The copy is the root of a new tree, which shares all blocks and data below.
@@ -258,14 +258,14 @@ impl Engine {
         // The children's new users are not tracked: for snapshots, quotas compute the numbers by arithmetic
         // ([`crate::qgroup`]).
         let child_refs = ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid, quotas: QuotaMode::Off };
-        child_refs.add_children(refs, &node, None, 1, Users::Same);
+        child_refs.add_children(refs, &node, None, 1, UserChange::Same);
         let mut state = source.root.lock();
         state.last_snapshot = transid;
         self.trees.note_changed(source.id());
         if let Some(item) = &mut state.item {
             item.last_snapshot = transid;
         }
-        self.put_root_node(raw, id, refs, transid, Users::Same)
+        self.put_root_node(raw, id, refs, transid, UserChange::Same)
     }
 
     fn root_header(&self, id: RootId, level: u8, transid: Generation) -> Result<NodeHeader> {
@@ -288,7 +288,7 @@ impl Engine {
         id: RootId,
         refs: &mut DelayedRefs,
         transid: Generation,
-        users: Users,
+        users: UserChange,
     ) -> Result<RootPtr> {
         let node = Arc::new(Node::new(raw.into_boxed_slice())?);
         let quotas = self.quotas.mode();

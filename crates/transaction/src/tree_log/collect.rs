@@ -45,20 +45,20 @@ use crate::engine::Engine;
 
 /// The reason why no log is made.
 #[derive(Debug)]
-pub(crate) enum Stop {
+pub(crate) enum LogStop {
     /// A commit is needed instead of a log, for the given reason.
     Commit(&'static str),
     /// Reading failed.
     Error(Error),
 }
 
-impl From<Error> for Stop {
+impl From<Error> for LogStop {
     fn from(error: Error) -> Self {
         Self::Error(error)
     }
 }
 
-impl From<ubtrfs_format::FormatError> for Stop {
+impl From<ubtrfs_format::FormatError> for LogStop {
     fn from(error: ubtrfs_format::FormatError) -> Self {
         Self::Error(error.into())
     }
@@ -78,13 +78,13 @@ pub(crate) struct Collector<'a> {
 }
 
 impl<'a> Collector<'a> {
-    pub(crate) fn new(engine: &'a Engine, tree: &'a Tree, log: &'a mut SubvolumeLog) -> Result<Self, Stop> {
+    pub(crate) fn new(engine: &'a Engine, tree: &'a Tree, log: &'a mut SubvolumeLog) -> Result<Self, LogStop> {
         let committed = engine.committed_generation();
         if tree.is_sealed() {
-            return Err(Stop::Commit("the subvolume was deleted"));
+            return Err(LogStop::Commit("the subvolume was deleted"));
         }
         if tree.root_ptr().generation > committed || tree.root.lock().last_snapshot > committed {
-            return Err(Stop::Commit("the subvolume, or a snapshot of it, was created since the last commit"));
+            return Err(LogStop::Commit("the subvolume, or a snapshot of it, was created since the last commit"));
         }
         let mut touched: HashMap<u64, Vec<Key>> = HashMap::new();
         for key in tree.active.take_touched() {
@@ -95,7 +95,7 @@ impl<'a> Collector<'a> {
     }
 
     /// Returns the changes that bring the log tree up to date and add these inodes to it.
-    pub(crate) fn run<'i>(mut self, wanted: impl IntoIterator<Item = &'i Ino>) -> Result<Batch, Stop> {
+    pub(crate) fn run<'i>(mut self, wanted: impl IntoIterator<Item = &'i Ino>) -> Result<Batch, LogStop> {
         self.waiting.extend(wanted.into_iter().map(|ino| (ino.0, true)));
         let mut logged_before: Vec<u64> = self.touched.keys().copied().collect();
         logged_before.sort_unstable();
@@ -103,7 +103,7 @@ impl<'a> Collector<'a> {
         while let Some((ino, entries)) = self.waiting.pop_front() {
             self.inode(ino, entries)?;
             if self.done.len() > MAX_INODES || self.log.item_bytes > MAX_BYTES {
-                return Err(Stop::Commit("the log would be too large"));
+                return Err(LogStop::Commit("the log would be too large"));
             }
         }
         Ok(self.batch.into_iter().collect())
@@ -115,18 +115,18 @@ impl<'a> Collector<'a> {
     }
 
     /// Returns the current inode item; `None` if the inode is gone or has no links.
-    fn living(&self, ino: u64) -> Result<Option<(InodeItem, ItemRef)>, Stop> {
+    fn living(&self, ino: u64) -> Result<Option<(InodeItem, ItemRef)>, LogStop> {
         let Some(raw) = self.tree.get(&Key::new(ino, KeyType::INODE_ITEM, 0))? else { return Ok(None) };
         let item = InodeItem::decode(&raw)?;
         Ok((item.nlink > 0).then_some((item, raw)))
     }
 
-    fn was_dir(&self, ino: u64) -> Result<bool, Stop> {
+    fn was_dir(&self, ino: u64) -> Result<bool, LogStop> {
         let Some(raw) = self.committed(&Key::new(ino, KeyType::INODE_ITEM, 0))? else { return Ok(false) };
         Ok(is_dir(&InodeItem::decode(&raw)?))
     }
 
-    fn was_there(&self, ino: u64) -> Result<bool, Stop> {
+    fn was_there(&self, ino: u64) -> Result<bool, LogStop> {
         Ok(self.committed(&Key::new(ino, KeyType::INODE_ITEM, 0))?.is_some())
     }
 
@@ -152,13 +152,13 @@ impl<'a> Collector<'a> {
     }
 
     /// Copies the subvolume's current item into the log.
-    fn copy(&mut self, key: Key) -> Result<(), Stop> {
+    fn copy(&mut self, key: Key) -> Result<(), LogStop> {
         let value = self.tree.get(&key)?.map(value_of);
         self.set(key, value);
         Ok(())
     }
 
-    fn inode(&mut self, ino: u64, with_entries: bool) -> Result<(), Stop> {
+    fn inode(&mut self, ino: u64, with_entries: bool) -> Result<(), LogStop> {
         let Some((item, raw)) = self.living(ino)? else { return self.drop_inode(ino) };
         let before = self.log.inodes.get(&ino).copied();
         let entries = is_dir(&item) && (with_entries || before.is_some_and(|before| before.entries));
@@ -192,7 +192,7 @@ impl<'a> Collector<'a> {
                 }
                 // An inode may have any number of attributes, so the log may become too large here.
                 if self.log.item_bytes > MAX_BYTES {
-                    return Err(Stop::Commit("the log would be too large"));
+                    return Err(LogStop::Commit("the log would be too large"));
                 }
                 let Some(next) = next else { break };
                 start = next;
@@ -207,7 +207,7 @@ impl<'a> Collector<'a> {
                 KeyType::DIR_INDEX if entries => self.entry(key)?,
                 KeyType::DIR_INDEX => {}
                 KeyType::EXTENT_DATA => offsets.push(key.offset),
-                _ => return Err(Stop::Commit("an item of a type that is never logged changed")),
+                _ => return Err(LogStop::Commit("an item of a type that is never logged changed")),
             }
         }
         self.extents(ino, &item, offsets)
@@ -215,13 +215,13 @@ impl<'a> Collector<'a> {
 
     /// Removes a deleted inode from the log, so that a replay does not make the inode again. The last commit must not
     /// have the inode: without its log, a replay would leave it as it was before its fsync.
-    fn drop_inode(&mut self, ino: u64) -> Result<(), Stop> {
+    fn drop_inode(&mut self, ino: u64) -> Result<(), LogStop> {
         let Some(logged) = self.log.inodes.remove(&ino) else { return Ok(()) };
         if logged.entries {
-            return Err(Stop::Commit("a directory that was logged is gone"));
+            return Err(LogStop::Commit("a directory that was logged is gone"));
         }
         if self.was_there(ino)? {
-            return Err(Stop::Commit("a file of the last commit was logged, and is gone"));
+            return Err(LogStop::Commit("a file of the last commit was logged, and is gone"));
         }
         let (start, end) = (Key::new(ino, KeyType(0), 0), Key::new(ino, KeyType(u8::MAX), u64::MAX));
         let keys: Vec<Key> = self.log.items.range(start..=end).map(|(key, _)| *key).collect();
@@ -233,12 +233,12 @@ impl<'a> Collector<'a> {
     }
 
     /// Logs the changed names of an inode in one directory.
-    fn names(&mut self, key: Key, item: &InodeItem) -> Result<(), Stop> {
+    fn names(&mut self, key: Key, item: &InodeItem) -> Result<(), LogStop> {
         let before = self.committed(&key)?;
         let now = self.tree.get(&key)?;
         let is_same = before.as_deref() == now.as_deref();
         if is_dir(item) && !is_same && self.was_there(key.objectid)? {
-            return Err(Stop::Commit("a directory moved"));
+            return Err(LogStop::Commit("a directory moved"));
         }
         let dir = key.offset;
         let Some(now) = now else {
@@ -247,7 +247,7 @@ impl<'a> Collector<'a> {
             if before.is_some() {
                 // R2
                 if self.living(dir)?.is_none() {
-                    return Err(Stop::Commit("a file was moved out of a directory that was then removed"));
+                    return Err(LogStop::Commit("a file was moved out of a directory that was then removed"));
                 }
                 self.waiting.push_back((dir, true));
             }
@@ -272,18 +272,18 @@ impl<'a> Collector<'a> {
     }
 
     /// Checks R3: the last commit gives this index to the same name of the inode, or to no name.
-    fn check_index(&self, dir: u64, name: &InodeRef, ino: u64) -> Result<(), Stop> {
+    fn check_index(&self, dir: u64, name: &InodeRef, ino: u64) -> Result<(), LogStop> {
         let Some(raw) = self.committed(&Key::new(dir, KeyType::DIR_INDEX, name.index))? else { return Ok(()) };
         for entry in DirItem::decode_all(&raw)? {
             if entry.name != name.name || inode_of(&entry)? != ino {
-                return Err(Stop::Commit("a directory index was reused"));
+                return Err(LogStop::Commit("a directory index was reused"));
             }
         }
         Ok(())
     }
 
     /// Checks R3 for the names that the log has under this key but that are not in `kept`.
-    fn check_given_up(&self, key: &Key, kept: &[InodeRef]) -> Result<(), Stop> {
+    fn check_given_up(&self, key: &Key, kept: &[InodeRef]) -> Result<(), LogStop> {
         let Some(logged) = self.log.items.get(key).filter(|_| key.item_type == KeyType::INODE_REF) else {
             return Ok(());
         };
@@ -298,27 +298,27 @@ impl<'a> Collector<'a> {
             }
             let heir = self.tree.get(&place)?.map_or(Ok(None), |raw| named(&raw, &name))?;
             if heir.is_none_or(|heir| !self.log.inodes.contains_key(&heir)) {
-                return Err(Stop::Commit("a name was taken over from another inode and then removed"));
+                return Err(LogStop::Commit("a name was taken over from another inode and then removed"));
             }
         }
         Ok(())
     }
 
     /// Checks R3: the last commit gives this name to the same inode, to a dead file, or to no inode.
-    fn check_name(&self, dir: u64, name: &[u8], ino: u64) -> Result<(), Stop> {
+    fn check_name(&self, dir: u64, name: &[u8], ino: u64) -> Result<(), LogStop> {
         let Some(raw) = self.committed(&Key::new(dir, KeyType::DIR_ITEM, name_hash(name)))? else { return Ok(()) };
         let Some(other) = named(&raw, name)?.filter(|other| *other != ino) else { return Ok(()) };
         if self.living(other)?.is_some() {
-            return Err(Stop::Commit("a name was taken over from an inode that still exists"));
+            return Err(LogStop::Commit("a name was taken over from an inode that still exists"));
         }
         if self.was_dir(other)? {
-            return Err(Stop::Commit("a name was taken over from a directory"));
+            return Err(LogStop::Commit("a name was taken over from a directory"));
         }
         Ok(())
     }
 
     /// Logs a changed entry of a directory that is logged with its entries.
-    fn entry(&mut self, key: Key) -> Result<(), Stop> {
+    fn entry(&mut self, key: Key) -> Result<(), LogStop> {
         let before = match self.committed(&key)? {
             Some(raw) => DirItem::decode_all(&raw)?,
             None => Vec::new(),
@@ -331,7 +331,7 @@ impl<'a> Collector<'a> {
                 if self.living(child)?.is_some() {
                     self.waiting.push_back((child, false));
                 } else if self.was_dir(child)? {
-                    return Err(Stop::Commit("a directory is gone"));
+                    return Err(LogStop::Commit("a directory is gone"));
                 }
             }
             if !before.is_empty() {
@@ -342,7 +342,7 @@ impl<'a> Collector<'a> {
         };
         let now = DirItem::decode_all(&raw)?;
         if !before.is_empty() {
-            return Err(Stop::Commit("a directory index was reused"));
+            return Err(LogStop::Commit("a directory index was reused"));
         }
         self.set(key, Some(value_of(raw)));
         for entry in &now {
@@ -354,15 +354,15 @@ impl<'a> Collector<'a> {
 }
 
 /// The inode that has this name in a directory item.
-fn named(dir_item: &[u8], name: &[u8]) -> Result<Option<u64>, Stop> {
+fn named(dir_item: &[u8], name: &[u8]) -> Result<Option<u64>, LogStop> {
     DirItem::decode_all(dir_item)?.iter().find(|entry| entry.name == name).map(inode_of).transpose()
 }
 
 /// The inode that an entry points to.
-fn inode_of(entry: &DirItem) -> Result<u64, Stop> {
+fn inode_of(entry: &DirItem) -> Result<u64, LogStop> {
     match entry.location.item_type {
         KeyType::INODE_ITEM => Ok(entry.location.objectid),
-        _ => Err(Stop::Commit("the name of a subvolume changed")),
+        _ => Err(LogStop::Commit("the name of a subvolume changed")),
     }
 }
 

@@ -18,16 +18,16 @@ use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeFlags, I
 use ubtrfs_format::{FormatError, Generation, Key, KeyType, Logical, objectid};
 use ubtrfs_tree::Value;
 
-use super::collect::{Collector, Stop, value_of};
+use super::collect::{Collector, LogStop, value_of};
 
 /// The range of an extent in its file, the extent, and its item.
-type Found = (Range<u64>, FileExtent, Value);
+type ChangedExtent = (Range<u64>, FileExtent, Value);
 
 impl Collector<'_> {
     /// Logs the extents of an inode around `offsets`, the file offsets of changed items.
-    pub(super) fn extents(&mut self, ino: u64, item: &InodeItem, offsets: Vec<u64>) -> Result<(), Stop> {
+    pub(super) fn extents(&mut self, ino: u64, item: &InodeItem, offsets: Vec<u64>) -> Result<(), LogStop> {
         if offsets.len() > MAX_CHANGES {
-            return Err(Stop::Commit("too many extents changed"));
+            return Err(LogStop::Commit("too many extents changed"));
         }
         let sectorsize = u64::from(self.engine.geometry().sectorsize);
         let end = item.size.checked_next_multiple_of(sectorsize).unwrap_or(u64::MAX);
@@ -78,7 +78,7 @@ impl Collector<'_> {
     }
 
     /// The last extent that starts in a range of offsets.
-    fn last_before(&self, ino: u64, starts: Range<u64>) -> Result<Option<Found>, Stop> {
+    fn last_before(&self, ino: u64, starts: Range<u64>) -> Result<Option<ChangedExtent>, LogStop> {
         let Some(last) = starts.end.checked_sub(1) else { return Ok(None) };
         let Some((key, raw)) = self.tree.last_le(&extent_key(ino, last), &extent_key(ino, starts.start))? else {
             return Ok(None);
@@ -88,7 +88,7 @@ impl Collector<'_> {
     }
 
     /// The extents that overlap a range. Extents that start before `done` must also end at or before `done`.
-    fn extents_in(&self, ino: u64, range: &Range<u64>, done: u64) -> Result<Vec<Found>, Stop> {
+    fn extents_in(&self, ino: u64, range: &Range<u64>, done: u64) -> Result<Vec<ChangedExtent>, LogStop> {
         let mut found = Vec::new();
         if range.is_empty() {
             return Ok(found);
@@ -103,7 +103,7 @@ impl Collector<'_> {
     }
 
     /// The ranges of the file's logged extents that overlap a range.
-    fn logged_in(&self, ino: u64, range: &Range<u64>) -> Result<Vec<Range<u64>>, Stop> {
+    fn logged_in(&self, ino: u64, range: &Range<u64>) -> Result<Vec<Range<u64>>, LogStop> {
         let before = self.log.items.range(extent_key(ino, 0)..extent_key(ino, range.start)).next_back();
         let inside = self.log.items.range(extent_key(ino, range.start)..extent_key(ino, range.end));
         let mut found = Vec::new();
@@ -118,7 +118,7 @@ impl Collector<'_> {
 
     /// Updates a range of a file in the log, widened to whole extents. Before the call, the log is up to date up to
     /// `done`; after the call, up to the returned offset. `end` is the end of the file.
-    fn log_range(&mut self, ino: u64, mut range: Range<u64>, done: u64, end: u64) -> Result<u64, Stop> {
+    fn log_range(&mut self, ino: u64, mut range: Range<u64>, done: u64, end: u64) -> Result<u64, LogStop> {
         // Widen the range to whole extents, both current and logged (I1).
         let extents = loop {
             let extents = self.extents_in(ino, &range, done)?;
@@ -168,7 +168,7 @@ impl Collector<'_> {
     }
 
     /// Logs those checksums of an extent that the csum tree does not have yet.
-    fn csums(&mut self, extent: &FileExtent) -> Result<(), Stop> {
+    fn csums(&mut self, extent: &FileExtent) -> Result<(), LogStop> {
         let FileExtentBody::Regular(regular) = &extent.body else { return Ok(()) };
         if regular.disk_bytenr.0 == 0 {
             return Ok(());

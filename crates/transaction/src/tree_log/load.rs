@@ -24,7 +24,7 @@ use ubtrfs_tree::{Cursor, NodePtr, NodeSource, RootPtr};
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::engine::Engine;
 use crate::extents::csum_tree;
-use crate::handle::metadata_reservation::Purpose;
+use crate::handle::metadata_reservation::ReservationPurpose;
 use crate::handle::trans_handle::{MetadataReservation, TransHandle, regular_extent};
 use crate::nodes::store::NodeStore;
 
@@ -93,7 +93,7 @@ impl Engine {
 
     /// Begins an operation that replays a log. On a read-only filesystem, the changes of the replay stay in memory.
     pub fn begin_replay(&self) -> TransHandle<'_> {
-        self.begin(MetadataReservation::counted(self, 0, Purpose::Change))
+        self.begin(MetadataReservation::counted(self, 0, ReservationPurpose::Change))
     }
 
     /// Returns the checksums that a log holds for a range of a data extent, as runs of sectors.

@@ -170,7 +170,7 @@ impl LogTree {
                 RootPtr { tree: RootId::TREE_LOG, bytenr, generation: identity.generation, level: 0 }
             }
         };
-        let source = Nodes { nodes: &self.nodes, nodesize: identity.nodesize as usize };
+        let source = LogNodes { nodes: &self.nodes, nodesize: identity.nodesize as usize };
         let (root, _) = ubtrfs_tree::apply(&source, &mut sink, &root, batch)?;
         let LogSink { blocks, allocated, emitted, left, .. } = sink;
         debug_assert!(
@@ -195,12 +195,12 @@ impl LogTree {
     }
 }
 
-struct Nodes<'a> {
+struct LogNodes<'a> {
     nodes: &'a HashMap<Logical, Arc<Node>>,
     nodesize: usize,
 }
 
-impl NodeSource for Nodes<'_> {
+impl NodeSource for LogNodes<'_> {
     fn read_node(&self, ptr: &NodePtr) -> Result<Arc<Node>> {
         let missing = || Error::Bug { what: format!("block {} of the tree log is not in memory", ptr.bytenr) };
         self.nodes.get(&ptr.bytenr).cloned().ok_or_else(missing)

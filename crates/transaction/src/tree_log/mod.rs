@@ -67,7 +67,7 @@ use log_tree::{LogBlocks, LogTree};
 pub(crate) struct TreeLog {
     found: Mutex<Option<FoundLog>>,
     /// The state changes only under the commit lock (I1).
-    state: RankedMutex<LogState>,
+    state: RankedMutex<LogContent>,
     /// The last transaction with an fsync.
     last_used: AtomicU64,
     /// The last transaction in which a directory moved.
@@ -76,7 +76,7 @@ pub(crate) struct TreeLog {
 
 /// The content of the log.
 #[derive(Debug, Default)]
-struct LogState {
+struct LogContent {
     subvolumes: BTreeMap<RootId, SubvolumeLog>,
     roots: LogTree,
     blocks: LogBlocks,
@@ -110,7 +110,7 @@ impl TreeLog {
     pub(crate) fn new(found: Option<FoundLog>) -> Self {
         Self {
             found: Mutex::new(found),
-            state: RankedMutex::new(Rank::TreeLog, LogState::default()),
+            state: RankedMutex::new(Rank::TreeLog, LogContent::default()),
             last_used: AtomicU64::new(0),
             dir_moved: AtomicU64::new(0),
         }

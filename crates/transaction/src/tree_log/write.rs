@@ -9,17 +9,17 @@ use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
 use ubtrfs_tree::{Batch, Node, RootPtr};
 use ubtrfs_volumes::LogPromise;
 
-use super::LogState;
-use super::collect::{Collector, Stop};
+use super::LogContent;
+use super::collect::{Collector, LogStop};
 use super::log_tree::BlockIdentity;
 use crate::engine::Engine;
-use crate::handle::metadata_reservation::Purpose;
+use crate::handle::metadata_reservation::ReservationPurpose;
 use crate::lock_rank::{self, Rank};
 use crate::race::race_point;
 use crate::roots::root_item::blank_root_item;
 
 /// The result of writing a log.
-pub(crate) enum Outcome {
+pub(crate) enum LogOutcome {
     /// The log is durable.
     Written,
     /// The log has all changes already.
@@ -30,7 +30,7 @@ pub(crate) enum Outcome {
 
 impl Engine {
     /// Writes the log for these inodes. The caller holds the commit lock.
-    pub(crate) fn write_log(&self, requests: Vec<(RootId, Ino)>) -> Result<Outcome> {
+    pub(crate) fn write_log(&self, requests: Vec<(RootId, Ino)>) -> Result<LogOutcome> {
         lock_rank::check_held(Rank::Commit, "I1 of tree_log: the log is written under the commit lock");
         self.check_writable()?;
         let mut wanted: BTreeMap<RootId, BTreeSet<Ino>> = BTreeMap::new();
@@ -40,29 +40,29 @@ impl Engine {
         let mut guard = self.tree_log.state.lock();
         let state = &mut *guard;
         if self.volumes.needs_full_commit() {
-            return Ok(Outcome::NeedsCommit("a device missed commits"));
+            return Ok(LogOutcome::NeedsCommit("a device missed commits"));
         }
         let has_several_devices = self.volumes.has_several_devices();
         if has_several_devices && state.blocks.taken_bytes() > LOG_MAX_BYTES {
-            return Ok(Outcome::NeedsCommit("the log has taken much space"));
+            return Ok(LogOutcome::NeedsCommit("the log has taken much space"));
         }
         if state.needs_commit {
-            return Ok(Outcome::NeedsCommit("the log in memory is not the one on the devices, or trees changed"));
+            return Ok(LogOutcome::NeedsCommit("the log in memory is not the one on the devices, or trees changed"));
         }
         let transid = Generation(self.commit_state.committed().0.saturating_add(1));
         let batches = match self.collect(state, &wanted, transid) {
             Ok(batches) => batches,
-            Err(Stop::Commit(why)) => {
+            Err(LogStop::Commit(why)) => {
                 state.needs_commit = true;
-                return Ok(Outcome::NeedsCommit(why));
+                return Ok(LogOutcome::NeedsCommit(why));
             }
-            Err(Stop::Error(error)) => {
+            Err(LogStop::Error(error)) => {
                 state.needs_commit = true;
                 return Err(error);
             }
         };
         if batches.is_empty() {
-            return Ok(Outcome::Unchanged);
+            return Ok(LogOutcome::Unchanged);
         }
         self.abort_state.or_abort("fsync", || self.volumes.check_superblocks_are_ours())?;
         race_point();
@@ -75,22 +75,22 @@ impl Engine {
         state.needs_commit = true;
         let (nodes, root) = match self.apply_to_log(state, batches, transid) {
             Ok(done) => done,
-            Err(Error::NoSpace) => return Ok(Outcome::NeedsCommit("no room for the log")),
+            Err(Error::NoSpace) => return Ok(LogOutcome::NeedsCommit("no room for the log")),
             Err(error) => return Err(error),
         };
         let Some(root) = root.filter(|_| !nodes.is_empty()) else {
             state.needs_commit = false;
-            return Ok(Outcome::Unchanged);
+            return Ok(LogOutcome::Unchanged);
         };
         // Check after the blocks are allocated. The check locks the list of pending chunks, and a chunk enters this
         // list under the same lock under which its space becomes allocatable. So if no chunk is pending now, the log
         // lies in recorded chunks.
         if !self.pending_chunks.is_empty() {
-            return Ok(Outcome::NeedsCommit("a chunk is new"));
+            return Ok(LogOutcome::NeedsCommit("a chunk is new"));
         }
         if let Err(error) = self.node_writer().write_runs(&nodes, true) {
             tracing::warn!("fsync commits, because the log could not be written: {error}");
-            return Ok(Outcome::NeedsCommit("the log could not be written"));
+            return Ok(LogOutcome::NeedsCommit("the log could not be written"));
         }
         race_point();
         let mut superblock = self.superblock();
@@ -104,7 +104,7 @@ impl Engine {
         let durable = self.volumes.settle_failed_writes().and_then(|()| self.volumes.flush());
         match durable.and_then(|()| self.volumes.write_log_superblock(&superblock)) {
             Ok(LogPromise::Durable) => {}
-            Ok(LogPromise::NeedsCommit) => return Ok(Outcome::NeedsCommit("a device missed commits")),
+            Ok(LogPromise::NeedsCommit) => return Ok(LogOutcome::NeedsCommit("a device missed commits")),
             Err(error) => {
                 self.abort_state.fail("writing the log", &error);
                 return Err(error);
@@ -112,30 +112,30 @@ impl Engine {
         }
         state.blocks.superblock_is_durable(nodes.len(), has_several_devices);
         state.needs_commit = false;
-        Ok(Outcome::Written)
+        Ok(LogOutcome::Written)
     }
 
     /// Returns the changes of the log trees, as of one moment.
     fn collect(
         &self,
-        state: &mut LogState,
+        state: &mut LogContent,
         wanted: &BTreeMap<RootId, BTreeSet<Ino>>,
         transid: Generation,
-    ) -> Result<Vec<(RootId, Batch)>, Stop> {
+    ) -> Result<Vec<(RootId, Batch)>, LogStop> {
         // The gate is closed: every operation is complete or has not begun.
         let _gate = self.running.close_gate();
         if self.running.transid() != transid {
-            return Err(Stop::Commit("an earlier transaction is not committed"));
+            return Err(LogStop::Commit("an earlier transaction is not committed"));
         }
         if !self.pending_chunks.is_empty() {
-            return Err(Stop::Commit("a chunk is new"));
+            return Err(LogStop::Commit("a chunk is new"));
         }
         if self.tree_log.dir_moved.load(Ordering::Acquire) == transid.0 {
-            return Err(Stop::Commit("a directory moved"));
+            return Err(LogStop::Commit("a directory moved"));
         }
         let mut batches = Vec::new();
         for (root, inos) in wanted {
-            let tree = self.tree(*root)?.ok_or(Stop::Commit("the subvolume is gone"))?;
+            let tree = self.tree(*root)?.ok_or(LogStop::Commit("the subvolume is gone"))?;
             let log = state.subvolumes.entry(*root).or_default();
             let batch = Collector::new(self, &tree, log)?.run(inos)?;
             if !batch.is_empty() {
@@ -149,7 +149,7 @@ impl Engine {
     #[allow(clippy::arithmetic_side_effects, reason = "numbers of blocks in memory; the node size is at least 4096")]
     fn apply_to_log(
         &self,
-        state: &mut LogState,
+        state: &mut LogContent,
         batches: Vec<(RootId, Batch)>,
         transid: Generation,
     ) -> Result<(Vec<Arc<Node>>, Option<RootPtr>)> {
@@ -161,7 +161,7 @@ impl Engine {
         };
         let mut nodes = Vec::new();
         let mut roots = Batch::new();
-        let has_room = |bytes| self.has_room_for_metadata_and(bytes, Purpose::Change);
+        let has_room = |bytes| self.has_room_for_metadata_and(bytes, ReservationPurpose::Change);
         state.blocks.begin(&self.space, self.geometry.nodesize, has_room);
         for (root, batch) in batches {
             let Some(log) = state.subvolumes.get_mut(&root) else { continue };
@@ -190,7 +190,7 @@ impl Engine {
         if missing == 0 {
             return Ok(());
         }
-        let has_room = self.has_room_for_metadata_and(missing, Purpose::Change);
+        let has_room = self.has_room_for_metadata_and(missing, ReservationPurpose::Change);
         if has_room && blocks.prepare(&self.space, nodesize, nr_blocks) { Ok(()) } else { Err(Error::NoSpace) }
     }
 }

@@ -13,7 +13,7 @@ use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{DirItem, InodeItem, InodeRef};
 use ubtrfs_format::{Ino, Key, KeyType, RootId};
-use ubtrfs_transaction::{Engine, Metric, OpenOptions, TransHandle, Tree};
+use ubtrfs_transaction::{Engine, EngineOptions, Metric, TransHandle, Tree};
 
 use crate::common::{check, inode};
 
@@ -172,7 +172,7 @@ fn change(
 
 fn open(path: &std::path::Path) -> Arc<Engine> {
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, Access::ReadWrite).unwrap());
-    let options = OpenOptions { memory_bytes: MEMORY, ..OpenOptions::default() };
+    let options = EngineOptions { memory_bytes: MEMORY, ..EngineOptions::default() };
     Engine::open(vec![device], options).unwrap()
 }
 

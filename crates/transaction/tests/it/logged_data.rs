@@ -11,7 +11,7 @@ use ubtrfs_format::{Ino, RootId};
 use ubtrfs_testkit::{
     FsTarget, HookDevice, Image, LoopMount, Medium, MediumDevice, btrfs_check, capability, second_opinion,
 };
-use ubtrfs_transaction::{Engine, OpenOptions};
+use ubtrfs_transaction::{Engine, EngineOptions};
 
 use crate::common::{put_extent, write_file};
 
@@ -22,7 +22,7 @@ fn cut_between_rounds_and_superblock(mkfs: &[&str]) {
     let image = Image::kernel_made(256 << 20, mkfs).unwrap();
     let medium = Arc::new(MediumDevice::new(Medium::from_image(image.path()).unwrap()));
     let device = Arc::new(HookDevice::new(Arc::clone(&medium) as Arc<dyn Device>));
-    let engine = Engine::open(vec![Arc::clone(&device) as Arc<dyn Device>], OpenOptions::default()).unwrap();
+    let engine = Engine::open(vec![Arc::clone(&device) as Arc<dyn Device>], EngineOptions::default()).unwrap();
     let tree = engine.tree(RootId::FS_TREE).unwrap().unwrap();
     let synced = write_file(&engine, &tree, INO, &[7; LEN as usize]);
     engine.sync_inode(RootId::FS_TREE, Ino(INO)).unwrap();

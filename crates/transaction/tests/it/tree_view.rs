@@ -13,7 +13,7 @@ use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, RootId};
 use ubtrfs_testkit::Rng;
 #[cfg(debug_assertions)]
 use ubtrfs_transaction::take_nr_steps;
-use ubtrfs_transaction::{Engine, OpenOptions, Tree};
+use ubtrfs_transaction::{Engine, EngineOptions, Tree};
 
 type Model = BTreeMap<Key, Vec<u8>>;
 
@@ -22,7 +22,7 @@ fn engine() -> (Arc<Engine>, Arc<Tree>) {
     let format = ubtrfs_mkfs::MkfsOptions { nodesize: 4096, ..ubtrfs_mkfs::MkfsOptions::default() };
     ubtrfs_mkfs::make(&*device, &format).unwrap();
     // Use so little memory that a few thousand items cause an apply, and that evicted nodes are read again.
-    let options = OpenOptions { memory_bytes: 2 << 20, ..OpenOptions::default() };
+    let options = EngineOptions { memory_bytes: 2 << 20, ..EngineOptions::default() };
     let engine = Engine::open(vec![device], options).unwrap();
     let tree = engine.tree(RootId::FS_TREE).unwrap().unwrap();
     (engine, tree)

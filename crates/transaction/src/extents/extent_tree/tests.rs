@@ -11,7 +11,7 @@ use super::*;
 use crate::test_tree::TestTree;
 
 const NODESIZE: u32 = 4096;
-const GEOMETRY: Geometry = Geometry {
+const GEOMETRY: FilesystemGeometry = FilesystemGeometry {
     sectorsize: 4096,
     nodesize: NODESIZE,
     csum_type: CsumType::Crc32c,
@@ -81,7 +81,7 @@ fn refs_of(tree: &TestTree, bytenr: u64) -> Option<(Key, ExtentItem, Refs)> {
 #[test]
 fn a_tree_block_comes_and_goes() {
     for skinny in [true, false] {
-        let config = LedgerConfig { geometry: Geometry { skinny, ..GEOMETRY }, ..CONFIG };
+        let config = LedgerConfig { geometry: FilesystemGeometry { skinny, ..GEOMETRY }, ..CONFIG };
         let mut tree = tree();
         let add = head(1 << 20, leaf(), &[(RefKey::TreeBlock(RootId(5)), 1)]);
         let changes = run(&mut tree, vec![add.clone()], &config).expect("valid");
@@ -276,7 +276,7 @@ proptest! {
             }
             model.retain(|_, refs| !refs.is_empty());
             // Skinny and non-skinny items of tree blocks occur side by side.
-            let config = LedgerConfig { geometry: Geometry { skinny: round % 2 == 0, ..GEOMETRY }, ..CONFIG };
+            let config = LedgerConfig { geometry: FilesystemGeometry { skinny: round % 2 == 0, ..GEOMETRY }, ..CONFIG };
             let changes = run(&mut tree, delayed.take().collect(), &config).expect("valid");
 
             let added: Vec<Extent> = model.keys().filter(|extent| !before.contains_key(extent)).copied().collect();

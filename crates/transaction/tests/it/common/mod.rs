@@ -13,12 +13,12 @@ use ubtrfs_format::item::{
     Compression, DirItem, FileExtent, FileExtentBody, InodeItem, InodeRef, RegularExtent, Timespec,
 };
 use ubtrfs_format::{Generation, Key, KeyType, Logical};
-use ubtrfs_transaction::{DataExtent, Engine, OpenOptions, TransHandle, Tree};
+use ubtrfs_transaction::{DataExtent, Engine, EngineOptions, TransHandle, Tree};
 
 /// Opens an image for writing.
 pub(crate) fn open(path: &Path) -> Arc<Engine> {
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, Access::ReadWrite).unwrap());
-    let engine = Engine::open(vec![device], OpenOptions::default()).unwrap();
+    let engine = Engine::open(vec![device], EngineOptions::default()).unwrap();
     assert_eq!(engine.read_only(), None);
     engine
 }
