@@ -26,7 +26,7 @@ use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevItem, Stripe};
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, FormatError, Logical, Profile};
 
-use crate::members::Member;
+use crate::members::MemberDevice;
 use crate::reader::one_line;
 
 /// The largest length of a chunk. No device is larger, and sums of lengths stay within 64 bits.
@@ -52,7 +52,7 @@ impl fmt::Display for Unreadable {
 
 /// The range of a chunk.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Span {
+pub(crate) struct ChunkSpan {
     pub(crate) start: u64,
     pub(crate) end: u64,
     /// Number of readable copies of each byte.
@@ -65,19 +65,19 @@ pub(crate) struct Span {
 #[derive(Debug)]
 pub(crate) struct Array {
     sectorsize: u64,
-    members: RwLock<BTreeMap<u64, Member>>,
+    members: RwLock<BTreeMap<u64, MemberDevice>>,
     chunks: RwLock<BTreeMap<u64, Arc<ChunkItem>>>,
 }
 
 /// A contiguous part of one copy.
-struct Run {
+struct CopyRun {
     devid: DevId,
     offset: u64,
     len_bytes: u64,
 }
 
 impl Array {
-    pub(crate) fn new(newest: &Superblock, members: Vec<Member>) -> Self {
+    pub(crate) fn new(newest: &Superblock, members: Vec<MemberDevice>) -> Self {
         let by_id = members.into_iter().map(|member| (member.superblock.dev_item.devid.0, member));
         Self {
             sectorsize: newest.sectorsize.max(1).into(),
@@ -87,7 +87,7 @@ impl Array {
     }
 
     /// The given devices, by device id.
-    pub(crate) fn members(&self) -> Vec<Member> {
+    pub(crate) fn members(&self) -> Vec<MemberDevice> {
         self.members.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
@@ -105,7 +105,7 @@ impl Array {
     /// Whether the given device of this id is the seed device that the item names.
     pub(crate) fn is_seed_of(&self, item: &DevItem) -> bool {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
-        let is_same = |member: &Member| {
+        let is_same = |member: &MemberDevice| {
             let own = &member.superblock.dev_item;
             member.is_seed && (own.uuid, own.fsid) == (item.uuid, item.fsid)
         };
@@ -164,10 +164,10 @@ impl Array {
     }
 
     /// The ranges of all chunks, by address.
-    pub(crate) fn spans(&self) -> Vec<Span> {
+    pub(crate) fn spans(&self) -> Vec<ChunkSpan> {
         let span = |(start, item): (Logical, Arc<ChunkItem>)| {
             let profile = Profile::of(item.flags);
-            Span {
+            ChunkSpan {
                 start: start.0,
                 end: start.0.saturating_add(item.length),
                 copies: profile.map_or(1, |profile| profile.ncopies.into()),
@@ -177,7 +177,7 @@ impl Array {
         self.chunks().into_iter().map(span).collect()
     }
 
-    /// Reads one copy. The number `copy` is below [`Span::copies`].
+    /// Reads one copy. The number `copy` is below [`ChunkSpan::copies`].
     pub(crate) fn read_copy(&self, at: Logical, buf: &mut [u8], copy: usize) -> Result<(), Unreadable> {
         let (mut at, mut rest) = (at.0, buf);
         while !rest.is_empty() {
@@ -205,7 +205,7 @@ impl Array {
     }
 
     /// The place of the longest contiguous part of a copy from an address on, at most `len_bytes` long.
-    fn run_at(&self, at: u64, len_bytes: u64, copy: usize) -> Result<Run, Unreadable> {
+    fn run_at(&self, at: u64, len_bytes: u64, copy: usize) -> Result<CopyRun, Unreadable> {
         let unmapped = || Unreadable::Failed(format!("address {at} is in no chunk"));
         let (start, item) = self.chunk_at(Logical(at)).ok_or_else(unmapped)?;
         let offset = at.saturating_sub(start.0);
@@ -215,7 +215,7 @@ impl Array {
             false => (copy as u64, offset, u64::MAX),
         };
         let stripe = usize::try_from(stripe).ok().and_then(|index| item.stripes.get(index)).ok_or_else(unmapped)?;
-        Ok(Run {
+        Ok(CopyRun {
             devid: stripe.devid,
             offset: stripe.offset.0.saturating_add(in_stripe),
             len_bytes: len_bytes.min(run_max).min(item.length.saturating_sub(offset)),

@@ -5,13 +5,13 @@ use ubtrfs_format::superblock::CompatRo;
 use ubtrfs_format::{KeyType, RootId};
 
 use crate::checker::Checker;
-use crate::extent::Extent;
+use crate::extent::ExtentSummary;
 use crate::problem::{Code, Place};
-use crate::walk::{Event, Leaf};
+use crate::walk::{Leaf, WalkEvent};
 
 /// A block group.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Group {
+pub(crate) struct CheckedGroup {
     pub(crate) start: u64,
     pub(crate) end: u64,
     used: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Group {
 /// The block groups, in order of their addresses.
 #[derive(Debug, Default)]
 pub(crate) struct BlockGroups {
-    pub(crate) list: Vec<Group>,
+    pub(crate) list: Vec<CheckedGroup>,
     pub(crate) complete: bool,
 }
 
@@ -36,7 +36,7 @@ impl BlockGroups {
             };
             let place = leaf.place(slot);
             let (start, used, flags) = (key.objectid, item.used, item.flags);
-            self.list.push(Group { start, end, used, flags, place, found: 0 });
+            self.list.push(CheckedGroup { start, end, used, flags, place, found: 0 });
         }
     }
 
@@ -48,7 +48,7 @@ impl BlockGroups {
     }
 
     /// Returns the group that contains an address.
-    fn at(&mut self, bytenr: u64) -> Option<&mut Group> {
+    fn at(&mut self, bytenr: u64) -> Option<&mut CheckedGroup> {
         let at = self.list.partition_point(|group| group.start <= bytenr);
         self.list.get_mut(at.checked_sub(1)?).filter(|group| bytenr < group.end)
     }
@@ -65,7 +65,7 @@ impl<'a> Checker<'a> {
             return;
         };
         self.groups.complete = self.walk_tree(root, &mut |checker, event| {
-            if let Event::Leaf(leaf) = event {
+            if let WalkEvent::Leaf(leaf) = event {
                 checker.groups.add(leaf);
             }
         });
@@ -73,7 +73,7 @@ impl<'a> Checker<'a> {
 
     /// Adds an extent's length to its block group. Checks that the extent lies in one group of the right kind (data,
     /// metadata or system), and that a tree block does not cross a boundary of 64 KiB.
-    pub(crate) fn record_in_group(&mut self, extent: &Extent) {
+    pub(crate) fn record_in_group(&mut self, extent: &ExtentSummary) {
         let end = extent.bytenr.saturating_add(extent.len_bytes);
         let what = if extent.is_data { "data extent" } else { "tree block" };
         let place = Place { bytenr: Some(extent.bytenr), ..Place::tree(RootId::EXTENT_TREE) };

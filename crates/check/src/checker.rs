@@ -9,7 +9,7 @@ use ubtrfs_format::check::CheckContext;
 use ubtrfs_format::superblock::{CompatRo, Superblock};
 use ubtrfs_format::{Corrupt, FormatError, Generation, RootId};
 
-use crate::array::{Array, Span};
+use crate::array::{Array, ChunkSpan};
 use crate::block_group::BlockGroups;
 use crate::block_table::BlockTable;
 use crate::chunk::DeviceExtents;
@@ -20,10 +20,10 @@ use crate::log::Logged;
 use crate::prealloc::Prealloc;
 use crate::problem::{Code, Place, Sink};
 use crate::quota::Quota;
-use crate::root::Roots;
+use crate::root::RootTree;
 use crate::segment::Segments;
-use crate::walk::{Event, Kind, TreeRoot};
-use crate::{Options, Problem, Progress, Report, Stats, members, superblock};
+use crate::walk::{TreeKind, TreeRoot, WalkEvent};
+use crate::{CheckProgress, CheckStats, Options, Problem, Report, members, superblock};
 
 /// Number of buckets for references to extents. The buckets take 512 KiB.
 const REF_BUCKETS: usize = 1 << 16;
@@ -45,9 +45,9 @@ pub(crate) struct Checker<'a> {
     pub(crate) sectorsize: u64,
     pub(crate) threads: usize,
     pub(crate) options: Options,
-    pub(crate) progress: &'a dyn Progress,
+    pub(crate) progress: &'a dyn CheckProgress,
     pub(crate) sink: Sink<'a>,
-    pub(crate) spans: Vec<Span>,
+    pub(crate) spans: Vec<ChunkSpan>,
     pub(crate) buf: Vec<u8>,
     pub(crate) nr_walks: u32,
     /// Whether a tree could not be read completely. Problems that may follow from unread parts are not reported.
@@ -67,7 +67,7 @@ pub(crate) struct Checker<'a> {
     pub(crate) csums: CsumRanges,
     pub(crate) log: Logged,
     pub(crate) prealloc: Prealloc,
-    pub(crate) roots: Roots,
+    pub(crate) roots: RootTree,
     pub(crate) quota: Quota,
     pub(crate) segments: Segments,
     /// Number of blocks that were read again.
@@ -76,14 +76,14 @@ pub(crate) struct Checker<'a> {
     pub(crate) again_max: u64,
     /// The trees walked so far, except for logs. The second walk visits these trees again.
     pub(crate) walked: Vec<TreeRoot>,
-    pub(crate) stats: Stats,
+    pub(crate) stats: CheckStats,
 }
 
 /// Checks the filesystem on `devices`.
 pub(crate) fn run(
     devices: Vec<Arc<dyn Device>>,
     options: Options,
-    progress: &dyn Progress,
+    progress: &dyn CheckProgress,
     tell: &mut dyn FnMut(Problem),
 ) -> Result<Report> {
     let mut sink = Sink::new(options.limits, tell);
@@ -124,13 +124,13 @@ pub(crate) fn run(
         csums: CsumRanges::default(),
         log: Logged::default(),
         prealloc: Prealloc::default(),
-        roots: Roots::default(),
+        roots: RootTree::default(),
         quota: Quota::default(),
         segments: Segments::default(),
         nr_rereads: 0,
         again_max: REREADS_MIN,
         walked: Vec::new(),
-        stats: Stats::default(),
+        stats: CheckStats::default(),
         sb,
         ctx,
     };
@@ -192,7 +192,7 @@ impl<'a> Checker<'a> {
     /// Returns the root of a tree that the root tree lists.
     pub(crate) fn tree_root(&mut self, id: RootId) -> Option<TreeRoot> {
         let root = self.roots.tree(id)?;
-        Some(TreeRoot { kind: Kind::Plain, ..root })
+        Some(TreeRoot { kind: TreeKind::Plain, ..root })
     }
 
     /// Returns the root of a tree that this filesystem must have. Reports a missing tree.
@@ -206,8 +206,8 @@ impl<'a> Checker<'a> {
     }
 
     /// Walks a tree. Remembers the tree for the second walk, unless it is a log.
-    pub(crate) fn walk_tree(&mut self, root: TreeRoot, on_event: &mut dyn FnMut(&mut Self, Event<'_, '_>)) -> bool {
-        if root.kind != Kind::Log {
+    pub(crate) fn walk_tree(&mut self, root: TreeRoot, on_event: &mut dyn FnMut(&mut Self, WalkEvent<'_, '_>)) -> bool {
+        if root.kind != TreeKind::Log {
             self.walked.push(root);
         }
         self.stats.trees = self.stats.trees.saturating_add(1);
@@ -222,7 +222,7 @@ impl<'a> Checker<'a> {
             RootId::TREE_LOG => (sb.log_root, sb.log_root_level, Generation(sb.generation.0.wrapping_add(1))),
             _ => (sb.root, sb.root_level, sb.generation),
         };
-        let kind = if id == RootId::TREE_LOG { Kind::Log } else { Kind::Plain };
+        let kind = if id == RootId::TREE_LOG { TreeKind::Log } else { TreeKind::Plain };
         TreeRoot { id, kind, bytenr: bytenr.0, level, generation: Some(generation), drop: None }
     }
 }

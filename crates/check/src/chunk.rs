@@ -9,7 +9,7 @@ use ubtrfs_format::{Corrupt, Key, KeyType, Logical, Profile, RootId, objectid};
 use crate::checker::Checker;
 use crate::problem::{Code, Place};
 use crate::superblock;
-use crate::walk::Event;
+use crate::walk::WalkEvent;
 
 /// Device extents by device id and offset, and device items by device id.
 #[derive(Debug, Default)]
@@ -27,7 +27,7 @@ impl<'a> Checker<'a> {
         // system chunks.
         let mut found: Vec<(Key, Vec<u8>, Place)> = Vec::new();
         let complete = self.walk_tree(root, &mut |_, event| {
-            let Event::Leaf(leaf) = event else { return };
+            let WalkEvent::Leaf(leaf) = event else { return };
             let wanted = |key: &Key| matches!(key.item_type, KeyType::CHUNK_ITEM | KeyType::DEV_ITEM);
             let items = leaf.items().filter(|(_, key, _)| wanted(key));
             found.extend(items.map(|(slot, key, data)| (key, data.to_vec(), leaf.place(slot))));
@@ -131,7 +131,7 @@ impl<'a> Checker<'a> {
     pub(crate) fn dev_tree(&mut self) {
         let Some(root) = self.needed_root(RootId::DEV_TREE) else { return };
         self.device_extents.read = self.walk_tree(root, &mut |checker, event| {
-            let Event::Leaf(leaf) = event else { return };
+            let WalkEvent::Leaf(leaf) = event else { return };
             for (slot, key, data) in leaf.items() {
                 let place = leaf.place(slot);
                 match key.item_type {

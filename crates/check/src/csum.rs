@@ -8,11 +8,11 @@ use std::thread;
 
 use ubtrfs_format::{CsumType, KeyType, Logical, RootId};
 
-use crate::array::{Array, Span, Unreadable};
+use crate::array::{Array, ChunkSpan, Unreadable};
 use crate::checker::Checker;
 use crate::problem::{Code, Place};
 use crate::reader::span_at;
-use crate::walk::{Event, Leaf};
+use crate::walk::{Leaf, WalkEvent};
 
 /// Address ranges with checksums, in order.
 #[derive(Debug, Default)]
@@ -63,7 +63,7 @@ impl<'a> Checker<'a> {
     pub(crate) fn csum_tree(&mut self) {
         let Some(root) = self.needed_root(RootId::CSUM_TREE) else { return };
         self.csums.complete = self.walk_tree(root, &mut |checker, event| {
-            if let Event::Leaf(leaf) = event {
+            if let WalkEvent::Leaf(leaf) = event {
                 checker.csum_leaf(leaf);
             }
         });
@@ -137,9 +137,9 @@ impl<'a> Checker<'a> {
         let total = self.csums.list.iter().map(|(start, end)| end.saturating_sub(*start)).fold(0, u64::saturating_add);
         self.progress.stage("data", Some(total));
         self.sink.mute(true);
-        let mut batch = Batch::default();
+        let mut batch = VerifyBatch::default();
         self.walk(&root, &mut |checker, event| {
-            let Event::Leaf(leaf) = event else { return };
+            let WalkEvent::Leaf(leaf) = event else { return };
             for (_, start, csums) in csum_items(leaf) {
                 checker.add_to_batch(start, csums, &mut batch);
             }
@@ -147,7 +147,7 @@ impl<'a> Checker<'a> {
         for root in self.log.roots.clone() {
             self.log_blocks.clear();
             self.walk(&root, &mut |checker, event| {
-                let Event::Leaf(leaf) = event else { return };
+                let WalkEvent::Leaf(leaf) = event else { return };
                 for (_, start, csums) in csum_items(leaf) {
                     checker.add_logged_to_batch(start, csums, &mut batch);
                 }
@@ -159,7 +159,7 @@ impl<'a> Checker<'a> {
 
     /// Adds checksums from a log to the batch, as far as they belong to file extents in the log. A log may also have
     /// checksums of deleted data.
-    fn add_logged_to_batch(&mut self, start: u64, csums: &[u8], batch: &mut Batch) {
+    fn add_logged_to_batch(&mut self, start: u64, csums: &[u8], batch: &mut VerifyBatch) {
         let size = self.ctx.csum_type.size();
         let end = start.saturating_add(self.csummed_bytes(csums));
         for (from, to) in self.log.written.within(start, end) {
@@ -172,7 +172,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn add_to_batch(&mut self, start: u64, csums: &[u8], batch: &mut Batch) {
+    fn add_to_batch(&mut self, start: u64, csums: &[u8], batch: &mut VerifyBatch) {
         let size = self.ctx.csum_type.size();
         let sectors_max = PIECE_BYTES.checked_div(self.sectorsize).unwrap_or(1).max(1) as usize;
         let mut at = start;
@@ -183,7 +183,7 @@ impl<'a> Checker<'a> {
                     piece.len_bytes = piece.len_bytes.saturating_add(len);
                     piece.csums.extend_from_slice(part);
                 }
-                _ => batch.pieces.push(Piece { start: at, len_bytes: len, csums: part.to_vec() }),
+                _ => batch.pieces.push(CsumPiece { start: at, len_bytes: len, csums: part.to_vec() }),
             }
             batch.len_bytes = batch.len_bytes.saturating_add(len);
             at = at.saturating_add(len);
@@ -193,21 +193,21 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn verify_batch(&mut self, batch: &mut Batch) {
+    fn verify_batch(&mut self, batch: &mut VerifyBatch) {
         let pieces = std::mem::take(&mut batch.pieces);
         let len_bytes = std::mem::take(&mut batch.len_bytes);
         let part_len = pieces.len().div_ceil(self.threads).max(1);
-        let verifier = Verifier {
+        let verifier = CsumVerifier {
             array: self.array,
             csum_type: self.ctx.csum_type,
             sectorsize: self.sectorsize as usize,
             spans: &self.spans,
         };
-        let verify = |part: &[Piece]| part.iter().flat_map(|piece| verifier.verify(piece)).collect::<Vec<_>>();
+        let verify = |part: &[CsumPiece]| part.iter().flat_map(|piece| verifier.verify(piece)).collect::<Vec<_>>();
         let verify = &verify;
-        let found: Vec<Bad> = thread::scope(|scope| {
+        let found: Vec<CsumProblem> = thread::scope(|scope| {
             let handles: Vec<_> = pieces.chunks(part_len).map(|part| scope.spawn(move || verify(part))).collect();
-            let join = |handle: thread::ScopedJoinHandle<'_, Vec<Bad>>| {
+            let join = |handle: thread::ScopedJoinHandle<'_, Vec<CsumProblem>>| {
                 handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
             handles.into_iter().flat_map(join).collect()
@@ -228,46 +228,46 @@ const PIECE_BYTES: u64 = 1 << 20;
 const BATCH_BYTES: u64 = 32 << 20;
 
 #[derive(Default)]
-struct Batch {
-    pieces: Vec<Piece>,
+struct VerifyBatch {
+    pieces: Vec<CsumPiece>,
     len_bytes: u64,
 }
 
-struct Piece {
+struct CsumPiece {
     start: u64,
     len_bytes: u64,
     csums: Vec<u8>,
 }
 
-impl Piece {
+impl CsumPiece {
     fn end(&self) -> u64 {
         self.start.saturating_add(self.len_bytes)
     }
 }
 
-struct Bad {
+struct CsumProblem {
     code: Code,
     bytenr: u64,
     text: String,
 }
 
 /// Compares data with checksums. Several threads share a verifier.
-struct Verifier<'a> {
+struct CsumVerifier<'a> {
     array: &'a Array,
     csum_type: CsumType,
     sectorsize: usize,
-    spans: &'a [Span],
+    spans: &'a [ChunkSpan],
 }
 
-impl Verifier<'_> {
-    fn verify(&self, piece: &Piece) -> Vec<Bad> {
+impl CsumVerifier<'_> {
+    fn verify(&self, piece: &CsumPiece) -> Vec<CsumProblem> {
         let mut bad = Vec::new();
         let mut at = piece.start;
         // A piece may extend over several chunks, so its data is verified chunk by chunk.
         while at < piece.end() {
             let Some(span) = span_at(self.spans, at) else {
                 let text = "the address has checksums, but is in no chunk".to_owned();
-                bad.push(Bad { code: Code::DataRead, bytenr: at, text });
+                bad.push(CsumProblem { code: Code::DataRead, bytenr: at, text });
                 break;
             };
             let end = piece.end().min(span.end);
@@ -282,7 +282,15 @@ impl Verifier<'_> {
         bad
     }
 
-    fn verify_copy(&self, span: Span, start: u64, len: usize, csums: &[u8], copy: usize, bad: &mut Vec<Bad>) {
+    fn verify_copy(
+        &self,
+        span: ChunkSpan,
+        start: u64,
+        len: usize,
+        csums: &[u8],
+        copy: usize,
+        bad: &mut Vec<CsumProblem>,
+    ) {
         let mut data = vec![0; len];
         let unreadable = match self.array.read_copy(Logical(start), &mut data, copy) {
             Ok(()) => false,
@@ -303,7 +311,7 @@ impl Verifier<'_> {
             let on = self.array.device_of(Logical(from), copy).map(|devid| format!(" on device {devid}"));
             let on = on.unwrap_or_default();
             let text = format!("data of {} bytes, copy {copy}{on}: {what}", to.saturating_sub(from));
-            bad.push(Bad { code, bytenr: from, text });
+            bad.push(CsumProblem { code, bytenr: from, text });
         };
         let mut next = start;
         for (sector, csum) in data.chunks_mut(self.sectorsize).zip(csums.chunks(size)) {

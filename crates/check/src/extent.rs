@@ -16,16 +16,16 @@ use crate::checker::{AGAIN_PER_BLOCK, Checker, REREADS_MIN};
 use crate::fingerprint::Fact;
 use crate::problem::{Code, Place};
 use crate::raw::{u8_at, u64_at};
-use crate::walk::{Event, Leaf, TreeRoot, block_fact, is_full, length_fact};
+use crate::walk::{Leaf, TreeRoot, WalkEvent, block_fact, is_full, length_fact};
 
 /// A data extent, 16 bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DataExtent {
+pub(crate) struct PackedExtent {
     pub(crate) bytenr: u64,
     pub(crate) sectors: u32,
 }
 
-impl DataExtent {
+impl PackedExtent {
     pub(crate) fn end(&self, sectorsize: u64) -> u64 {
         self.bytenr.saturating_add(u64::from(self.sectors).saturating_mul(sectorsize))
     }
@@ -34,7 +34,7 @@ impl DataExtent {
 /// All data extents.
 #[derive(Debug, Default)]
 pub(crate) struct DataExtents {
-    pub(crate) list: Vec<DataExtent>,
+    pub(crate) list: Vec<PackedExtent>,
     complete: bool,
     /// Whether no more extents may be added to `list`: set during the second walk, which reads the extent tree again.
     frozen: bool,
@@ -42,7 +42,7 @@ pub(crate) struct DataExtents {
 
 /// A data extent or a tree block.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Extent {
+pub(crate) struct ExtentSummary {
     pub(crate) bytenr: u64,
     pub(crate) len_bytes: u64,
     pub(crate) is_data: bool,
@@ -54,11 +54,11 @@ pub(crate) struct Extent {
 #[derive(Default)]
 struct Loader {
     blocks: Vec<TreeBlock>,
-    current: Option<Current>,
+    current: Option<CurrentExtent>,
     end_before: u64,
 }
 
-struct Current {
+struct CurrentExtent {
     bytenr: u64,
     len_bytes: u64,
     is_data: bool,
@@ -74,12 +74,12 @@ impl<'a> Checker<'a> {
         let root = self.needed_root(RootId::EXTENT_TREE);
         let complete = root.is_some_and(|root| {
             self.walk_tree(root, &mut |checker, event| match event {
-                Event::Leaf(leaf) => {
+                WalkEvent::Leaf(leaf) => {
                     checker.extent_leaf(leaf, &mut loader);
                     checker.groups.add(leaf);
                 }
-                Event::Known(_) => {}
-                Event::Gap => loader.current = None,
+                WalkEvent::Known(_) => {}
+                WalkEvent::Gap => loader.current = None,
             })
         });
         self.finish_extent(&mut loader);
@@ -131,7 +131,7 @@ impl<'a> Checker<'a> {
         let mut loader = Loader::default();
         self.data.frozen = true;
         self.walk(root, &mut |checker, event| {
-            if let Event::Leaf(leaf) = event {
+            if let WalkEvent::Leaf(leaf) = event {
                 checker.extent_leaf(leaf, &mut loader);
             }
         });
@@ -167,13 +167,13 @@ impl<'a> Checker<'a> {
             self.sink.report(Code::ExtentOverlap, place, text);
         }
         loader.end_before = loader.end_before.max(key.objectid.saturating_add(len_bytes));
-        let mut current = Current { bytenr: key.objectid, len_bytes, is_data, refs, sum: 0, place };
+        let mut current = CurrentExtent { bytenr: key.objectid, len_bytes, is_data, refs, sum: 0, place };
         let mut at = ExtentItem::HEADER_SIZE;
         if is_data {
             let sectors = len_bytes.checked_div(self.sectorsize).unwrap_or(u64::MAX);
             let sectors = u32::try_from(sectors).unwrap_or(u32::MAX);
             if !self.data.frozen {
-                self.data.list.push(DataExtent { bytenr: key.objectid, sectors });
+                self.data.list.push(PackedExtent { bytenr: key.objectid, sectors });
             }
         } else {
             let level = match is_skinny {
@@ -225,7 +225,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn book_ref(&mut self, leaf: &Leaf<'_>, slot: usize, current: &mut Current, reference: &InlineRef) {
+    fn book_ref(&mut self, leaf: &Leaf<'_>, slot: usize, current: &mut CurrentExtent, reference: &InlineRef) {
         let count = i64::from(reference.count());
         let at = (leaf.tree.0, leaf.bytenr, slot);
         current.sum = current.sum.saturating_add(u64::from(reference.count()));
@@ -254,7 +254,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Calls `each` with every extent in order, tree blocks and data together.
-    pub(crate) fn for_each_extent(&mut self, each: &mut dyn FnMut(&mut Self, &Extent)) {
+    pub(crate) fn for_each_extent(&mut self, each: &mut dyn FnMut(&mut Self, &ExtentSummary)) {
         let data = std::mem::take(&mut self.data.list);
         let blocks = self.blocks.take_recorded();
         let (mut data_at, mut block_at) = (0_usize, 0_usize);
@@ -265,12 +265,12 @@ impl<'a> Checker<'a> {
                 (Some(next), block) if block.is_none_or(|block| next.bytenr <= block.bytenr) => {
                     data_at = data_at.saturating_add(1);
                     let len_bytes = u64::from(next.sectors).saturating_mul(self.sectorsize);
-                    Extent { bytenr: next.bytenr, len_bytes, is_data: true, owner: None }
+                    ExtentSummary { bytenr: next.bytenr, len_bytes, is_data: true, owner: None }
                 }
                 (_, Some(block)) => {
                     block_at = block_at.saturating_add(1);
                     let owner = (block.flags & REACHED_IN_ROUND != 0).then_some(block.owner);
-                    Extent { bytenr: block.bytenr, len_bytes: self.nodesize as u64, is_data: false, owner }
+                    ExtentSummary { bytenr: block.bytenr, len_bytes: self.nodesize as u64, is_data: false, owner }
                 }
                 (Some(_), None) => break,
             };

@@ -78,11 +78,11 @@ pub(crate) struct Ledger {
     buckets: Vec<u64>,
     /// Sum of all buckets, plus the sums that were passed to [`Ledger::add_total`].
     total: u64,
-    kept: Option<Kept>,
+    kept: Option<KeptFacts>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct KeptFacts {
     is_bad: Vec<bool>,
     facts: HashMap<Fact, Sides>,
     overflowed: bool,
@@ -160,7 +160,7 @@ impl Ledger {
     /// Begins the second walk, which keeps the facts of bad buckets.
     pub(crate) fn keep_disagreements(&mut self) {
         let is_bad = self.buckets.iter().map(|&sum| sum != 0).collect();
-        self.kept = Some(Kept { is_bad, facts: HashMap::new(), overflowed: false });
+        self.kept = Some(KeptFacts { is_bad, facts: HashMap::new(), overflowed: false });
     }
 
     /// The facts that disagree, sorted, and whether there were too many to keep all of them.

@@ -5,15 +5,15 @@ use ubtrfs_format::item::FreeSpaceInfo;
 use ubtrfs_format::superblock::CompatRo;
 use ubtrfs_format::{Key, KeyType, RootId};
 
-use crate::block_group::Group;
+use crate::block_group::CheckedGroup;
 use crate::checker::Checker;
 use crate::problem::{Code, Place};
-use crate::walk::{Event, Leaf};
+use crate::walk::{Leaf, WalkEvent};
 
 /// The state of reading the free space tree. Holds the listed free ranges of one block group at a time, 16 bytes for
 /// each range.
 #[derive(Default)]
-struct Listed {
+struct ListedFreeSpace {
     /// Start, end, info and place of the current block group.
     group: Option<(u64, u64, FreeSpaceInfo, Place)>,
     /// The free ranges of the current block group. Ranges that touch are joined.
@@ -41,11 +41,11 @@ impl<'a> Checker<'a> {
         }
         let Some(root) = self.needed_root(RootId::FREE_SPACE_TREE) else { return };
         let expected = self.expected_free();
-        let mut listed = Listed::default();
+        let mut listed = ListedFreeSpace::default();
         let complete = self.walk_tree(root, &mut |checker, event| match event {
-            Event::Leaf(leaf) => checker.free_space_leaf(leaf, &mut listed, &expected),
-            Event::Known(_) => {}
-            Event::Gap => {
+            WalkEvent::Leaf(leaf) => checker.free_space_leaf(leaf, &mut listed, &expected),
+            WalkEvent::Known(_) => {}
+            WalkEvent::Gap => {
                 listed.gaps = true;
                 listed.group = None;
             }
@@ -67,7 +67,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn free_space_leaf(&mut self, leaf: &Leaf<'_>, listed: &mut Listed, expected: &Expected) {
+    fn free_space_leaf(&mut self, leaf: &Leaf<'_>, listed: &mut ListedFreeSpace, expected: &ExpectedFreeSpace) {
         for (slot, key, data) in leaf.items() {
             let place = leaf.place(slot);
             match key.item_type {
@@ -86,7 +86,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn begin_group(&mut self, key: Key, data: &[u8], place: Place, listed: &mut Listed) {
+    fn begin_group(&mut self, key: Key, data: &[u8], place: Place, listed: &mut ListedFreeSpace) {
         let (Ok(info), Some(end)) = (FreeSpaceInfo::decode(data), key.objectid.checked_add(key.offset)) else { return };
         let known = self.groups.list.binary_search_by_key(&key.objectid, |group| group.start);
         let fits = known.ok().and_then(|at| self.groups.list.get(at)).is_some_and(|group| group.end == end);
@@ -115,7 +115,7 @@ impl<'a> Checker<'a> {
 
     /// Checks that an item lies in the current block group, after the previous item, and has the form (extents or
     /// bitmaps) that the info item states.
-    fn in_group(&mut self, key: Key, place: Place, listed: &mut Listed, form: u32) -> bool {
+    fn in_group(&mut self, key: Key, place: Place, listed: &mut ListedFreeSpace, form: u32) -> bool {
         let end = key.objectid.saturating_add(key.offset);
         let Some((_, group_end, info, _)) = listed.group else {
             if !listed.gaps && self.groups.complete && end > listed.stale {
@@ -133,7 +133,7 @@ impl<'a> Checker<'a> {
         true
     }
 
-    fn add_bitmap(&mut self, key: Key, data: &[u8], listed: &mut Listed) {
+    fn add_bitmap(&mut self, key: Key, data: &[u8], listed: &mut ListedFreeSpace) {
         let nr_bits = key.offset.checked_div(self.sectorsize).unwrap_or(0);
         let nr_bits = usize::try_from(nr_bits).unwrap_or(usize::MAX);
         let bits = data.iter().flat_map(|byte| (0..8_u32).map(move |bit| byte.unbounded_shr(bit) & 1 == 1));
@@ -155,7 +155,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn finish_group(&mut self, listed: &mut Listed, expected: &Expected) {
+    fn finish_group(&mut self, listed: &mut ListedFreeSpace, expected: &ExpectedFreeSpace) {
         let Some((start, end, info, place)) = listed.group.take() else { return };
         listed.done.push((start, end));
         if listed.ranges.len() as u64 != u64::from(info.extent_count) {
@@ -185,15 +185,16 @@ impl<'a> Checker<'a> {
     }
 
     /// Computes the ranges that extents leave free in each block group.
-    fn expected_free(&mut self) -> Expected {
+    fn expected_free(&mut self) -> ExpectedFreeSpace {
         if !self.groups.complete || self.extents_have_gaps() {
-            return Expected::default();
+            return ExpectedFreeSpace::default();
         }
-        let groups: Vec<Group> = self.groups.list.clone();
-        let mut free = Expected { starts: Vec::new(), ranges: Vec::new() };
+        let groups: Vec<CheckedGroup> = self.groups.list.clone();
+        let mut free = ExpectedFreeSpace { starts: Vec::new(), ranges: Vec::new() };
         let mut at: usize = 0;
         let mut next = groups.first().map_or(0, |group| group.start);
-        let begin = |free: &mut Expected, group: &Group| free.starts.push((group.start, free.ranges.len()));
+        let begin =
+            |free: &mut ExpectedFreeSpace, group: &CheckedGroup| free.starts.push((group.start, free.ranges.len()));
         groups.first().into_iter().for_each(|group| begin(&mut free, group));
         self.for_each_extent(&mut |_, extent| {
             while let Some(group) = groups.get(at).filter(|group| group.end <= extent.bytenr) {
@@ -223,13 +224,13 @@ impl<'a> Checker<'a> {
 
 /// The expected free ranges of all block groups, in order.
 #[derive(Default)]
-struct Expected {
+struct ExpectedFreeSpace {
     /// Start of each group, and the index of its first range.
     starts: Vec<(u64, usize)>,
     ranges: Vec<(u64, u64)>,
 }
 
-impl Expected {
+impl ExpectedFreeSpace {
     fn close(&mut self, from: u64, to: u64) {
         if from < to {
             self.ranges.push((from, to));

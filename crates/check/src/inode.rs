@@ -14,7 +14,7 @@ use crate::checker::Checker;
 use crate::problem::{Code, Place};
 use crate::raw::{u8_at, u64_at};
 use crate::segment::{Open, is_cut};
-use crate::walk::{Event, Leaf, TreeRoot};
+use crate::walk::{Leaf, TreeRoot, WalkEvent};
 
 /// Types of the items of an inode.
 const KNOWN_TYPES: [KeyType; 9] = [
@@ -31,10 +31,10 @@ const KNOWN_TYPES: [KeyType; 9] = [
 
 /// The current inode.
 #[derive(Debug, Default)]
-pub(crate) struct Inode {
+pub(crate) struct CheckedInode {
     pub(crate) ino: u64,
     pub(crate) place: Place,
-    item: Option<Facts>,
+    item: Option<InodeFacts>,
     pub(crate) nr_names: u64,
     /// Sum of the lengths of all names in DIR_ITEMs.
     pub(crate) item_names_len: u64,
@@ -57,7 +57,7 @@ pub(crate) struct Inode {
     partial: bool,
 }
 
-impl Inode {
+impl CheckedInode {
     /// Whether the inode item says that the inode has no names (link count 0). An interrupted deletion can leave such
     /// an inode.
     pub(crate) fn has_no_names(&self) -> bool {
@@ -66,7 +66,7 @@ impl Inode {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Facts {
+struct InodeFacts {
     size: u64,
     nbytes: u64,
     nlink: u32,
@@ -87,9 +87,9 @@ struct Stored {
 
 /// The current subvolume.
 #[derive(Debug)]
-pub(crate) struct Subvolume {
+pub(crate) struct CheckedSubvolume {
     pub(crate) tree: RootId,
-    inode: Option<Inode>,
+    inode: Option<CheckedInode>,
     gap: bool,
     /// Inodes without names, in ascending order.
     nameless: Vec<(u64, Place)>,
@@ -97,7 +97,7 @@ pub(crate) struct Subvolume {
     segment: Option<Open>,
 }
 
-impl Subvolume {
+impl CheckedSubvolume {
     /// Notes that the current segment must be checked in every subvolume.
     fn mark_special(&mut self) {
         if let Some(open) = &mut self.segment {
@@ -112,14 +112,14 @@ impl<'a> Checker<'a> {
         self.names.clear();
         let mut subvolume = self.new_subvolume_walk(root.id);
         let complete = self.walk_tree(root, &mut |checker, event| match event {
-            Event::Leaf(leaf) => checker.inode_leaf(leaf, &mut subvolume),
-            Event::Known(known) => {
+            WalkEvent::Leaf(leaf) => checker.inode_leaf(leaf, &mut subvolume),
+            WalkEvent::Known(known) => {
                 checker.finish_inode(&mut subvolume);
                 checker.close_segment(subvolume.segment.take());
                 checker.names.add_total(known.names);
                 checker.stats.inodes = checker.stats.inodes.saturating_add(known.inodes);
             }
-            Event::Gap => {
+            WalkEvent::Gap => {
                 subvolume.gap = true;
                 subvolume.inode = None;
                 subvolume.segment = None;
@@ -136,7 +136,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    pub(crate) fn inode_leaf(&mut self, leaf: &Leaf<'_>, subvolume: &mut Subvolume) {
+    pub(crate) fn inode_leaf(&mut self, leaf: &Leaf<'_>, subvolume: &mut CheckedSubvolume) {
         let first = leaf.view.key(0);
         let goes_on = subvolume.inode.as_ref().is_some_and(|inode| first.is_some_and(|key| key.objectid == inode.ino));
         if is_cut(first) && !goes_on {
@@ -149,7 +149,7 @@ impl<'a> Checker<'a> {
         self.inode_items(leaf, subvolume);
     }
 
-    fn inode_items(&mut self, leaf: &Leaf<'_>, subvolume: &mut Subvolume) {
+    fn inode_items(&mut self, leaf: &Leaf<'_>, subvolume: &mut CheckedSubvolume) {
         for (slot, key, data) in leaf.items() {
             if key.objectid == objectid::ORPHAN {
                 self.finish_inode(subvolume);
@@ -168,7 +168,7 @@ impl<'a> Checker<'a> {
                 self.finish_inode(subvolume);
                 let partial = std::mem::take(&mut subvolume.gap);
                 let place = leaf.place(slot);
-                subvolume.inode = Some(Inode { ino: key.objectid, place, partial, ..Inode::default() });
+                subvolume.inode = Some(CheckedInode { ino: key.objectid, place, partial, ..CheckedInode::default() });
             }
             let Some(mut inode) = subvolume.inode.take() else { continue };
             self.inode_item(leaf, slot, key, data, &mut inode);
@@ -202,13 +202,13 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn inode_item(&mut self, leaf: &Leaf<'_>, slot: usize, key: Key, data: &[u8], inode: &mut Inode) {
+    fn inode_item(&mut self, leaf: &Leaf<'_>, slot: usize, key: Key, data: &[u8], inode: &mut CheckedInode) {
         match key.item_type {
             KeyType::INODE_ITEM => {
                 let Ok(item) = InodeItem::decode(data) else { return };
                 inode.place = leaf.place(slot);
                 let InodeItem { size, nbytes, nlink, mode, .. } = item;
-                inode.item = Some(Facts { size, nbytes, nlink, mode, flags: item.flags() });
+                inode.item = Some(InodeFacts { size, nbytes, nlink, mode, flags: item.flags() });
                 if item.generation > self.newest() {
                     let text = format!("inode {}: generation {} is in the future", inode.ino, item.generation);
                     self.sink.report(Code::InodeItems, inode.place, text);
@@ -224,7 +224,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn file_extent(&mut self, leaf: &Leaf<'_>, slot: usize, key: Key, data: &[u8], inode: &mut Inode) {
+    fn file_extent(&mut self, leaf: &Leaf<'_>, slot: usize, key: Key, data: &[u8], inode: &mut CheckedInode) {
         let place = leaf.place(slot);
         inode.nr_extents = inode.nr_extents.saturating_add(1);
         let (Some(ram_bytes), Some(compression), Some(kind)) = (u64_at(data, 8), u8_at(data, 16), u8_at(data, 20))
@@ -296,7 +296,7 @@ impl<'a> Checker<'a> {
     /// Checks that written data has checksums, that preallocated space has none, and that an inode with the flag
     /// NODATASUM has none. Compressed data must have checksums even if the inode has the flag, because Linux does not
     /// compress files without checksums.
-    fn file_csums(&mut self, place: Place, inode: &Inode, stored: Stored) {
+    fn file_csums(&mut self, place: Place, inode: &CheckedInode, stored: Stored) {
         let Stored { kind, whole, disk_bytenr, from, bytes } = stored;
         // Data under relocation has checksums although its inode has the flag NODATASUM.
         if !self.csums.complete || place.tree == Some(RootId::DATA_RELOC_TREE) {
@@ -318,7 +318,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Checks the current inode after its last item.
-    pub(crate) fn finish_inode(&mut self, subvolume: &mut Subvolume) {
+    pub(crate) fn finish_inode(&mut self, subvolume: &mut CheckedSubvolume) {
         let Some(inode) = subvolume.inode.take() else { return };
         self.stats.inodes = self.stats.inodes.saturating_add(1);
         if inode.partial {
@@ -388,11 +388,11 @@ impl<'a> Checker<'a> {
     }
 
     /// Makes the initial state of a walk through a subvolume.
-    pub(crate) fn new_subvolume_walk(&self, tree: RootId) -> Subvolume {
-        Subvolume { tree, inode: None, gap: false, nameless: Vec::new(), orphans: Vec::new(), segment: None }
+    pub(crate) fn new_subvolume_walk(&self, tree: RootId) -> CheckedSubvolume {
+        CheckedSubvolume { tree, inode: None, gap: false, nameless: Vec::new(), orphans: Vec::new(), segment: None }
     }
 
-    fn compare_orphans(&mut self, subvolume: &Subvolume) {
+    fn compare_orphans(&mut self, subvolume: &CheckedSubvolume) {
         let mut orphans = subvolume.orphans.clone();
         orphans.sort_unstable();
         for (ino, place) in &subvolume.nameless {

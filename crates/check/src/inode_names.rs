@@ -12,10 +12,10 @@ use ubtrfs_format::{Key, KeyType, objectid};
 
 use crate::checker::Checker;
 use crate::fingerprint::Fact;
-use crate::inode::Inode;
+use crate::inode::CheckedInode;
 use crate::problem::{Code, Place};
 use crate::raw::{u8_at, u16_at, u64_at};
-use crate::walk::{Event, Leaf, TreeRoot};
+use crate::walk::{Leaf, TreeRoot, WalkEvent};
 
 /// The kind of a fact that states a name of an inode. The weight is positive for a directory's index item, and negative
 /// for the inode's reference item.
@@ -26,7 +26,14 @@ const TYPE: u64 = 2;
 
 impl<'a> Checker<'a> {
     /// Records the names in an inode reference item.
-    pub(crate) fn inode_names(&mut self, leaf: &Leaf<'_>, slot: usize, key: Key, data: &[u8], inode: &mut Inode) {
+    pub(crate) fn inode_names(
+        &mut self,
+        leaf: &Leaf<'_>,
+        slot: usize,
+        key: Key,
+        data: &[u8],
+        inode: &mut CheckedInode,
+    ) {
         let is_extref = key.item_type == KeyType::INODE_EXTREF;
         let mut at = 0;
         while at < data.len() {
@@ -61,7 +68,14 @@ impl<'a> Checker<'a> {
     }
 
     /// Checks and records the entries in a directory item.
-    pub(crate) fn directory_entries(&mut self, leaf: &Leaf<'_>, slot: usize, key: Key, data: &[u8], inode: &mut Inode) {
+    pub(crate) fn directory_entries(
+        &mut self,
+        leaf: &Leaf<'_>,
+        slot: usize,
+        key: Key,
+        data: &[u8],
+        inode: &mut CheckedInode,
+    ) {
         let is_index = key.item_type == KeyType::DIR_INDEX;
         let place = leaf.place(slot);
         let mut at = 0;
@@ -146,7 +160,7 @@ impl<'a> Checker<'a> {
     fn names_again(&mut self, root: &TreeRoot) {
         let mut subvolume = self.new_subvolume_walk(root.id);
         self.walk(root, &mut |checker, event| {
-            if let Event::Leaf(leaf) = event {
+            if let WalkEvent::Leaf(leaf) = event {
                 checker.inode_leaf(leaf, &mut subvolume);
             }
         });

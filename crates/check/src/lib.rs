@@ -50,7 +50,7 @@ mod walk;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub use problem::{Code, Limits, Place, Problem};
+pub use problem::{CheckLimits, Code, Place, Problem};
 use ubtrfs_device::Device;
 use ubtrfs_error::Result;
 
@@ -60,11 +60,11 @@ pub struct Options {
     /// Whether to read all data and compare every copy with its checksums.
     pub data_csums: bool,
     /// Limits on the number of reported problems.
-    pub limits: Limits,
+    pub limits: CheckLimits,
 }
 
 /// Receives the progress of a check.
-pub trait Progress {
+pub trait CheckProgress {
     /// Reports that a new part of the check begins. `total_bytes` is the number of bytes that the part will read, if
     /// known.
     fn stage(&self, name: &'static str, total_bytes: Option<u64>);
@@ -73,7 +73,7 @@ pub trait Progress {
 }
 
 /// Ignores progress.
-impl Progress for () {
+impl CheckProgress for () {
     fn stage(&self, _: &'static str, _: Option<u64>) {}
     fn advance(&self, _: u64) {}
 }
@@ -86,7 +86,7 @@ pub struct Report {
     /// Whether all parts of the check ran. `false` if nothing of the chunk tree or of the root tree could be read.
     pub complete: bool,
     /// Numbers of trees, tree blocks, data extents and inodes.
-    pub stats: Stats,
+    pub stats: CheckStats,
 }
 
 impl Report {
@@ -98,7 +98,7 @@ impl Report {
 
 /// Counts of the content of a filesystem.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct CheckStats {
     /// Subvolumes and other trees.
     pub trees: u64,
     /// Tree blocks with an extent item.
@@ -121,7 +121,7 @@ pub struct Stats {
 pub fn check(
     devices: Vec<Arc<dyn Device>>,
     options: Options,
-    progress: &dyn Progress,
+    progress: &dyn CheckProgress,
     tell: &mut dyn FnMut(Problem),
 ) -> Result<Report> {
     checker::run(devices, options, progress, tell)

@@ -15,7 +15,7 @@ use crate::checker::Checker;
 use crate::csum::{CsumRanges, csum_items};
 use crate::problem::{Code, Place};
 use crate::raw::{u8_at, u64_at};
-use crate::walk::{Event, Kind, Leaf, TreeRoot};
+use crate::walk::{Leaf, TreeKind, TreeRoot, WalkEvent};
 
 /// The content of the log.
 #[derive(Debug, Default)]
@@ -66,7 +66,7 @@ impl<'a> Checker<'a> {
         let root = self.super_root(RootId::TREE_LOG);
         let mut logs = Vec::new();
         self.log.complete = self.walk_tree(root, &mut |checker, event| {
-            let Event::Leaf(leaf) = event else { return };
+            let WalkEvent::Leaf(leaf) = event else { return };
             for (slot, key, data) in leaf.items().filter(|(_, key, _)| key.item_type == KeyType::ROOT_ITEM) {
                 let Ok(item) = RootItem::decode_any(data) else { continue };
                 if checker.roots.tree(RootId(key.offset)).is_none() {
@@ -75,7 +75,7 @@ impl<'a> Checker<'a> {
                 }
                 logs.push(TreeRoot {
                     id: RootId::TREE_LOG,
-                    kind: Kind::Log,
+                    kind: TreeKind::Log,
                     bytenr: item.bytenr.0,
                     level: item.level,
                     generation: Some(item.generation),
@@ -87,14 +87,14 @@ impl<'a> Checker<'a> {
         for log in &logs {
             let mut inode = None;
             let complete = self.walk_tree(*log, &mut |checker, event| match event {
-                Event::Leaf(leaf) => {
+                WalkEvent::Leaf(leaf) => {
                     checker.logged_items(leaf, &mut inode, &mut extents);
                     csums.extend(
                         csum_items(leaf)
                             .map(|(_, start, csums)| (start, start.saturating_add(checker.csummed_bytes(csums)))),
                     );
                 }
-                Event::Known(_) | Event::Gap => inode = None,
+                WalkEvent::Known(_) | WalkEvent::Gap => inode = None,
             });
             self.log.complete &= complete;
         }

@@ -38,7 +38,7 @@ const READABLE: Incompat = Incompat::MIXED_BACKREF
 
 /// A given device of the filesystem, with its newest superblock.
 #[derive(Clone, Debug)]
-pub(crate) struct Member {
+pub(crate) struct MemberDevice {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) superblock: Superblock,
     /// Whether it is a device of a seed (I5).
@@ -46,20 +46,20 @@ pub(crate) struct Member {
 }
 
 /// Finds the superblocks of the devices. Returns the newest superblock and all members.
-pub(crate) fn find(devices: Vec<Arc<dyn Device>>, sink: &mut Sink<'_>) -> Result<(Superblock, Vec<Member>)> {
+pub(crate) fn find(devices: Vec<Arc<dyn Device>>, sink: &mut Sink<'_>) -> Result<(Superblock, Vec<MemberDevice>)> {
     let nr_given = devices.len();
     let (mut members, mut failed) = (Vec::new(), Vec::new());
     for device in devices {
         match superblock_of(&*device) {
-            Ok(superblock) => members.push(Member { device, superblock, is_seed: false }),
+            Ok(superblock) => members.push(MemberDevice { device, superblock, is_seed: false }),
             Err(error) => failed.push(error),
         }
     }
     // I4
-    let has_others = members.iter().any(|member: &Member| !member.superblock.is_replacement_target());
+    let has_others = members.iter().any(|member: &MemberDevice| !member.superblock.is_replacement_target());
     members.retain(|member| !has_others || !member.superblock.is_replacement_target());
     let seeds = take_seeds(&mut members);
-    let age = |member: &&Member| (member.superblock.generation, member.superblock.log_root.0 != 0);
+    let age = |member: &&MemberDevice| (member.superblock.generation, member.superblock.log_root.0 != 0);
     // The first member of the newest age.
     let Some(newest) = members.iter().rev().max_by_key(age) else {
         let none = Error::Refused { what: "no device was given".to_owned(), hint: "give at least one device" };
@@ -92,17 +92,17 @@ pub(crate) fn find(devices: Vec<Arc<dyn Device>>, sink: &mut Sink<'_>) -> Result
 
 /// Takes the devices of seeds out of the given ones (I5). If all are of seeds, those with the most devices are the
 /// filesystem: a seed may build on another one.
-fn take_seeds(members: &mut Vec<Member>) -> Vec<Member> {
-    let is_seed = |member: &Member| member.superblock.flags & flags::SEEDING != 0;
+fn take_seeds(members: &mut Vec<MemberDevice>) -> Vec<MemberDevice> {
+    let is_seed = |member: &MemberDevice| member.superblock.flags & flags::SEEDING != 0;
     let top = members.iter().max_by_key(|member| (!is_seed(member), member.superblock.num_devices));
     let Some(top) = top.map(|member| member.superblock.fsid) else { return Vec::new() };
-    let (seeds, own): (Vec<Member>, Vec<Member>) =
+    let (seeds, own): (Vec<MemberDevice>, Vec<MemberDevice>) =
         std::mem::take(members).into_iter().partition(|member| is_seed(member) && member.superblock.fsid != top);
     *members = own;
-    seeds.into_iter().map(|seed| Member { is_seed: true, ..seed }).collect()
+    seeds.into_iter().map(|seed| MemberDevice { is_seed: true, ..seed }).collect()
 }
 
-fn check_member(member: &Member, newest: &Superblock) -> Result<()> {
+fn check_member(member: &MemberDevice, newest: &Superblock) -> Result<()> {
     let (own, device) = (&member.superblock, &member.device);
     if own.fsid != newest.fsid {
         return Err(Error::Refused {
@@ -132,7 +132,7 @@ fn check_features(sb: &Superblock) -> Result<()> {
 }
 
 /// A copy of the superblock.
-enum Copy {
+enum SuperblockCopy {
     Valid(Box<Superblock>),
     /// The copy is of btrfs, but invalid. Its fsid is unknown if it cannot be decoded.
     Invalid(Option<uuid::Uuid>, FormatError),
@@ -144,12 +144,12 @@ enum Copy {
 fn superblock_of(device: &dyn Device) -> Result<Superblock> {
     let first = read_copy(device, SUPERBLOCK_OFFSETS[0]);
     let fsid = match &first {
-        Copy::Valid(superblock) => Some(superblock.fsid),
-        Copy::Invalid(fsid, _) => *fsid,
-        Copy::Unreadable(_) | Copy::Absent => None,
+        SuperblockCopy::Valid(superblock) => Some(superblock.fsid),
+        SuperblockCopy::Invalid(fsid, _) => *fsid,
+        SuperblockCopy::Unreadable(_) | SuperblockCopy::Absent => None,
     };
     let others = SUPERBLOCK_OFFSETS[1..].iter().filter_map(|&offset| match read_copy(device, offset) {
-        Copy::Valid(superblock) if fsid.is_none_or(|fsid| fsid == superblock.fsid) => Some(superblock),
+        SuperblockCopy::Valid(superblock) if fsid.is_none_or(|fsid| fsid == superblock.fsid) => Some(superblock),
         _ => None,
     });
     let others: Vec<Box<Superblock>> = others.collect();
@@ -164,46 +164,46 @@ fn superblock_of(device: &dyn Device) -> Result<Superblock> {
     }
     let newest_other = others.into_iter().rev().max_by_key(|superblock| superblock.generation);
     match (first, newest_other) {
-        (Copy::Valid(first), Some(other)) if other.generation > first.generation => Ok(*other),
-        (Copy::Valid(first), _) => Ok(*first),
+        (SuperblockCopy::Valid(first), Some(other)) if other.generation > first.generation => Ok(*other),
+        (SuperblockCopy::Valid(first), _) => Ok(*first),
         (_, Some(other)) => Ok(*other),
-        (Copy::Unreadable(source), None) => {
+        (SuperblockCopy::Unreadable(source), None) => {
             Err(Error::io("read", device.describe(), SUPERBLOCK_OFFSETS[0], SUPERBLOCK_SIZE as u64, source))
         }
-        (Copy::Invalid(_, cause), None) => Err(Error::Refused {
+        (SuperblockCopy::Invalid(_, cause), None) => Err(Error::Refused {
             what: format!("{} has no valid superblock: {cause}", device.describe()),
             hint: "the mirrors are invalid too; restore the image from a backup",
         }),
-        (Copy::Absent, None) => Err(Error::Refused {
+        (SuperblockCopy::Absent, None) => Err(Error::Refused {
             what: format!("{} is not a btrfs filesystem", device.describe()),
             hint: "check the path; if this was a btrfs filesystem, all copies of its superblock are lost: restore it from a backup",
         }),
     }
 }
 
-fn read_copy(device: &dyn Device, offset: u64) -> Copy {
+fn read_copy(device: &dyn Device, offset: u64) -> SuperblockCopy {
     if offset.saturating_add(SUPERBLOCK_SIZE as u64) >= device.len_bytes() {
-        return Copy::Absent;
+        return SuperblockCopy::Absent;
     }
     let mut raw = vec![0; SUPERBLOCK_SIZE];
     if let Err(source) = device.read_at(offset, &mut raw) {
-        return Copy::Unreadable(source);
+        return SuperblockCopy::Unreadable(source);
     }
     if !raw[MAGIC_OFFSET..].starts_with(&MAGIC) {
-        return Copy::Absent;
+        return SuperblockCopy::Absent;
     }
     let superblock = match Superblock::decode(&raw) {
         Ok(superblock) => superblock,
-        Err(cause) => return Copy::Invalid(None, cause),
+        Err(cause) => return SuperblockCopy::Invalid(None, cause),
     };
     let fsid = Some(superblock.fsid);
     if let Err(cause) = check_superblock(&superblock, &raw) {
-        return Copy::Invalid(fsid, cause);
+        return SuperblockCopy::Invalid(fsid, cause);
     }
     if superblock.bytenr != offset {
         let (field, value) = ("bytenr", superblock.bytenr);
         let cause = FormatError::Value { what: "superblock", field, value, expected: "expected its own offset" };
-        return Copy::Invalid(fsid, cause);
+        return SuperblockCopy::Invalid(fsid, cause);
     }
-    Copy::Valid(Box::new(superblock))
+    SuperblockCopy::Valid(Box::new(superblock))
 }

@@ -14,7 +14,7 @@ use ubtrfs_format::KeyType;
 use crate::checker::Checker;
 use crate::problem::{Code, Place};
 use crate::raw::{u8_at, u64_at};
-use crate::walk::{Event, Kind, Leaf};
+use crate::walk::{Leaf, TreeKind, WalkEvent};
 
 /// Maximum number of remembered extents.
 const SUSPECTS_MAX: usize = 1 << 16;
@@ -47,14 +47,14 @@ impl<'a> Checker<'a> {
         }
         self.sink.mute(true);
         let stats = self.stats;
-        let roots = self.walked.iter().filter(|root| matches!(root.kind, Kind::Files | Kind::Reloc)).copied();
+        let roots = self.walked.iter().filter(|root| matches!(root.kind, TreeKind::Files | TreeKind::Reloc)).copied();
         for root in roots.chain(self.log.roots.clone()).collect::<Vec<_>>() {
             self.log_blocks.clear();
             self.walk(&root, &mut |_, event| match event {
-                Event::Leaf(leaf) => forget_written(leaf, &mut suspects),
+                WalkEvent::Leaf(leaf) => forget_written(leaf, &mut suspects),
                 // Some leaves of the tree were not read. A file extent in these leaves may mark any of the suspects as
                 // written, so none of the suspects is reported.
-                Event::Known(_) | Event::Gap => suspects.clear(),
+                WalkEvent::Known(_) | WalkEvent::Gap => suspects.clear(),
             });
         }
         self.stats = stats;

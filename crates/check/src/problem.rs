@@ -1,7 +1,7 @@
 //! Problems: their stable codes, their places, and the sink that counts problems and limits how many are reported.
 //!
 //! Invariants:
-//! - I1. At most [`Limits::per_code`] problems of each code are reported; all are counted.
+//! - I1. At most [`CheckLimits::per_code`] problems of each code are reported; all are counted.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -172,12 +172,12 @@ impl fmt::Display for Problem {
 
 /// Limits on the number of reported problems.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct CheckLimits {
     /// Maximum number of reported problems of each code; further problems are only counted.
     pub per_code: u64,
 }
 
-impl Default for Limits {
+impl Default for CheckLimits {
     fn default() -> Self {
         Self { per_code: 100 }
     }
@@ -186,7 +186,7 @@ impl Default for Limits {
 /// Counts problems and passes them on.
 pub(crate) struct Sink<'a> {
     tell: &'a mut dyn FnMut(Problem),
-    limits: Limits,
+    limits: CheckLimits,
     pub(crate) counts: BTreeMap<Code, u64>,
     /// Code, block and slot of reported problems: a problem is reported once, even if several trees share the block.
     told: HashSet<(Code, u64, usize)>,
@@ -195,7 +195,7 @@ pub(crate) struct Sink<'a> {
 }
 
 impl<'a> Sink<'a> {
-    pub(crate) fn new(limits: Limits, tell: &'a mut dyn FnMut(Problem)) -> Self {
+    pub(crate) fn new(limits: CheckLimits, tell: &'a mut dyn FnMut(Problem)) -> Self {
         Self { tell, limits, counts: BTreeMap::new(), told: HashSet::new(), muted: false, total: 0 }
     }
 
@@ -253,7 +253,7 @@ mod tests {
     fn problems_are_counted_beyond_the_limit() {
         let mut told = Vec::new();
         let mut tell = |problem: Problem| told.push(problem.to_string());
-        let mut sink = Sink::new(Limits { per_code: 2 }, &mut tell);
+        let mut sink = Sink::new(CheckLimits { per_code: 2 }, &mut tell);
         for slot in 0..5 {
             sink.report(Code::Item, Place::item(RootId(5), 4096, slot), "wrong");
         }

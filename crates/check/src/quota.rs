@@ -23,7 +23,7 @@ use crate::block_table::TreeBlock;
 use crate::checker::Checker;
 use crate::problem::{Code, Place};
 use crate::raw::u64_at;
-use crate::walk::Event;
+use crate::walk::WalkEvent;
 
 /// The referenced and exclusive bytes of each group as the quota tree states them, and as the check counts them.
 #[derive(Debug, Default)]
@@ -188,7 +188,7 @@ impl<'a> Checker<'a> {
         let mut limits = BTreeMap::new();
         let mut relations = BTreeMap::new();
         let complete = self.walk_tree(root, &mut |checker, event| {
-            let Event::Leaf(leaf) = event else { return };
+            let WalkEvent::Leaf(leaf) = event else { return };
             for (slot, key, data) in leaf.items() {
                 let place = leaf.place(slot);
                 match key.item_type {

@@ -12,7 +12,7 @@ use ubtrfs_error::Error;
 use ubtrfs_format::check::{CheckContext, ExpectedBlock, check_node};
 use ubtrfs_format::{Corrupt, FormatError, Generation, Key, Logical, RootId};
 
-use crate::array::{Array, Span, Unreadable};
+use crate::array::{Array, ChunkSpan, Unreadable};
 use crate::problem::Code;
 
 /// A pointer to a tree block, with the expected properties of the block.
@@ -41,13 +41,13 @@ pub(crate) enum ReadMode {
 
 /// The result of reading a block.
 #[derive(Debug, Default)]
-pub(crate) struct Outcome {
+pub(crate) struct ReadOutcome {
     pub(crate) usable: bool,
     pub(crate) problems: Vec<(Code, Option<usize>, String)>,
 }
 
 /// The chunk that covers an address.
-pub(crate) fn span_at(spans: &[Span], bytenr: u64) -> Option<Span> {
+pub(crate) fn span_at(spans: &[ChunkSpan], bytenr: u64) -> Option<ChunkSpan> {
     let at = spans.partition_point(|span| span.start <= bytenr);
     spans.get(at.checked_sub(1)?).copied().filter(|span| bytenr < span.end)
 }
@@ -59,19 +59,25 @@ const PARALLEL_MIN: usize = 32;
 
 /// Reads blocks of one tree.
 #[derive(Clone, Copy)]
-pub(crate) struct Reader<'a> {
+pub(crate) struct BlockReader<'a> {
     pub(crate) array: &'a Array,
     pub(crate) ctx: &'a CheckContext,
-    pub(crate) spans: &'a [Span],
+    pub(crate) spans: &'a [ChunkSpan],
     pub(crate) tree: RootId,
     pub(crate) nodesize: usize,
     pub(crate) threads: usize,
 }
 
-impl Reader<'_> {
+impl BlockReader<'_> {
     /// Reads the blocks that `edges` point to. `order` holds the indexes of `edges`, sorted by the blocks' addresses.
     /// The blocks in `buf` and the outcomes are in this order.
-    pub(crate) fn read(&self, edges: &[BlockPtr], care: &[ReadMode], order: &[u32], buf: &mut [u8]) -> Vec<Outcome> {
+    pub(crate) fn read(
+        &self,
+        edges: &[BlockPtr],
+        care: &[ReadMode],
+        order: &[u32],
+        buf: &mut [u8],
+    ) -> Vec<ReadOutcome> {
         let threads = if order.len() < PARALLEL_MIN { 1 } else { self.threads.max(1) };
         if threads == 1 {
             return self.read_part(edges, care, order, buf);
@@ -88,7 +94,7 @@ impl Reader<'_> {
         })
     }
 
-    fn read_part(&self, edges: &[BlockPtr], care: &[ReadMode], order: &[u32], buf: &mut [u8]) -> Vec<Outcome> {
+    fn read_part(&self, edges: &[BlockPtr], care: &[ReadMode], order: &[u32], buf: &mut [u8]) -> Vec<ReadOutcome> {
         let sorted: Vec<(&BlockPtr, ReadMode)> =
             order.iter().map(|&at| (&edges[at as usize], care[at as usize])).collect();
         let mut outcomes = Vec::with_capacity(order.len());
@@ -112,7 +118,7 @@ impl Reader<'_> {
 
     /// Number of blocks at the start of `rest` that form a run: they are adjacent, lie in `span`, have the same read
     /// mode, and take at most [`RUN_MAX`] bytes.
-    fn run_len(&self, rest: &[(&BlockPtr, ReadMode)], span: Span) -> usize {
+    fn run_len(&self, rest: &[(&BlockPtr, ReadMode)], span: ChunkSpan) -> usize {
         let Some(&(first, care)) = rest.first() else { return 0 };
         let nr_max = RUN_MAX.checked_div(self.nodesize).unwrap_or(1).max(1);
         let mut run_end = first.bytenr;
@@ -126,13 +132,13 @@ impl Reader<'_> {
     }
 
     /// The chunk that contains the whole block.
-    fn span_of(&self, bytenr: u64) -> Option<Span> {
+    fn span_of(&self, bytenr: u64) -> Option<ChunkSpan> {
         let end = bytenr.checked_add(self.nodesize as u64)?;
         span_at(self.spans, bytenr).filter(|span| end <= span.end)
     }
 
-    fn unreachable(&self, bytenr: u64, care: ReadMode) -> Outcome {
-        let mut outcome = Outcome::default();
+    fn unreachable(&self, bytenr: u64, care: ReadMode) -> ReadOutcome {
+        let mut outcome = ReadOutcome::default();
         if care == ReadMode::Verify {
             let text = format!("address {bytenr} is in no chunk");
             outcome.problems.push((Code::BlockRead, None, text));
@@ -142,9 +148,9 @@ impl Reader<'_> {
 
     /// Reads blocks that were verified before. Reports a problem of a block only if no copy is usable, or if the header
     /// is not what this pointer expects.
-    fn read_again(&self, edges: &[&BlockPtr], span: Span, piece: &mut [u8], outcomes: &mut Vec<Outcome>) {
+    fn read_again(&self, edges: &[&BlockPtr], span: ChunkSpan, piece: &mut [u8], outcomes: &mut Vec<ReadOutcome>) {
         for (edge, raw) in edges.iter().zip(piece.chunks_mut(self.nodesize)) {
-            let mut outcome = Outcome::default();
+            let mut outcome = ReadOutcome::default();
             let mut failed = None;
             for copy in 0..span.copies {
                 failed = match self.array.read_copy(Logical(edge.bytenr), raw, copy) {
@@ -168,10 +174,10 @@ impl Reader<'_> {
     fn read_run(
         &self,
         edges: &[&BlockPtr],
-        span: Span,
+        span: ChunkSpan,
         piece: &mut [u8],
         other: &mut Vec<u8>,
-        outcomes: &mut Vec<Outcome>,
+        outcomes: &mut Vec<ReadOutcome>,
     ) {
         let start = Logical(edges[0].bytenr);
         // The first copy that could be read is in `piece`.
@@ -206,18 +212,18 @@ impl Reader<'_> {
     }
 
     /// The outcome of a block whose copies are all equal.
-    fn judge(&self, edge: &BlockPtr, raw: &[u8]) -> Outcome {
+    fn judge(&self, edge: &BlockPtr, raw: &[u8]) -> ReadOutcome {
         match self.check(edge, raw) {
-            None => Outcome { usable: true, ..Outcome::default() },
+            None => ReadOutcome { usable: true, ..ReadOutcome::default() },
             Some((code, usable, corrupt)) => {
-                Outcome { usable, problems: vec![(code, corrupt.slot, corrupt.cause.to_string())] }
+                ReadOutcome { usable, problems: vec![(code, corrupt.slot, corrupt.cause.to_string())] }
             }
         }
     }
 
     /// Reads each copy of a block whose copies differ or cannot all be read.
-    fn read_one(&self, edge: &BlockPtr, span: Span, raw: &mut [u8]) -> Outcome {
-        let mut outcome = Outcome::default();
+    fn read_one(&self, edge: &BlockPtr, span: ChunkSpan, raw: &mut [u8]) -> ReadOutcome {
+        let mut outcome = ReadOutcome::default();
         let mut good: Option<Vec<u8>> = None;
         let mut best: Option<BadCopy> = None;
         let mut missing = None;

@@ -11,11 +11,11 @@ use uuid::Uuid;
 
 use crate::checker::Checker;
 use crate::problem::{Code, Place};
-use crate::walk::{Event, Kind, Leaf, TreeRoot};
+use crate::walk::{Leaf, TreeKind, TreeRoot, WalkEvent};
 
 /// A tree that the root tree lists.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Root {
+pub(crate) struct ListedTree {
     pub(crate) root: TreeRoot,
     pub(crate) refs: u32,
     /// The generation of the last snapshot. Blocks with a higher generation were never shared.
@@ -27,7 +27,7 @@ pub(crate) struct Root {
 
 /// The records of a subvolume's name in its parent subvolume.
 #[derive(Clone, Debug, Default)]
-struct Link {
+struct SubvolumeLink {
     /// Directory, index and name in the ROOT_REF.
     forward: Option<(u64, u64, Vec<u8>)>,
     /// Directory, index and name in the ROOT_BACKREF.
@@ -39,12 +39,12 @@ struct Link {
 
 /// The content of the root tree.
 #[derive(Debug, Default)]
-pub(crate) struct Roots {
-    pub(crate) trees: BTreeMap<u64, Root>,
+pub(crate) struct RootTree {
+    pub(crate) trees: BTreeMap<u64, ListedTree>,
     /// Roots of the relocation trees.
     reloc: Vec<TreeRoot>,
     /// Links by parent and child.
-    links: BTreeMap<(u64, u64), Link>,
+    links: BTreeMap<(u64, u64), SubvolumeLink>,
     orphans: BTreeSet<u64>,
     /// Subvolumes that entries of the root tree's directory name as the default. Only a crafted image has several.
     defaults: Vec<(u64, Place)>,
@@ -52,7 +52,7 @@ pub(crate) struct Roots {
     read: BTreeSet<u64>,
 }
 
-impl Roots {
+impl RootTree {
     /// The root of a tree.
     pub(crate) fn tree(&self, id: RootId) -> Option<TreeRoot> {
         self.trees.get(&id.0).map(|root| root.root)
@@ -65,7 +65,7 @@ impl<'a> Checker<'a> {
         let root = self.super_root(RootId::ROOT_TREE);
         let mut seen = false;
         let complete = self.walk_tree(root, &mut |checker, event| {
-            let Event::Leaf(leaf) = event else { return };
+            let WalkEvent::Leaf(leaf) = event else { return };
             seen = true;
             checker.root_leaf(leaf);
         });
@@ -102,9 +102,9 @@ impl<'a> Checker<'a> {
         let Ok(item) = RootItem::decode_any(data) else { return };
         let id = RootId(key.objectid);
         let kind = match id {
-            RootId::TREE_RELOC => Kind::Reloc,
-            _ if id.is_fs_tree() => Kind::Files,
-            _ => Kind::Plain,
+            RootId::TREE_RELOC => TreeKind::Reloc,
+            _ if id.is_fs_tree() => TreeKind::Files,
+            _ => TreeKind::Plain,
         };
         let dropping = item.refs == 0 && item.drop_progress != Key::MIN;
         let root = TreeRoot {
@@ -136,8 +136,14 @@ impl<'a> Checker<'a> {
             self.sink.report(Code::RootItem, place, text);
         }
         let last_snapshot = item.last_snapshot;
-        let entry =
-            Root { root, refs: item.refs, last_snapshot, uuid: item.uuid, received_uuid: item.received_uuid, place };
+        let entry = ListedTree {
+            root,
+            refs: item.refs,
+            last_snapshot,
+            uuid: item.uuid,
+            received_uuid: item.received_uuid,
+            place,
+        };
         if self.roots.trees.insert(id.0, entry).is_some() {
             self.sink.report(Code::RootItem, place, format!("tree {id} has two root items"));
         }
@@ -212,7 +218,7 @@ impl<'a> Checker<'a> {
                 tell(format!("{what}: it has a second name"));
             }
         }
-        let trees: Vec<(u64, Root)> = self.roots.trees.iter().map(|(id, root)| (*id, *root)).collect();
+        let trees: Vec<(u64, ListedTree)> = self.roots.trees.iter().map(|(id, root)| (*id, *root)).collect();
         for (id, root) in trees {
             let is_subvolume = RootId(id).is_subvolume() && id != RootId::FS_TREE.0;
             let is_orphan = self.roots.orphans.contains(&id);
@@ -242,7 +248,7 @@ impl<'a> Checker<'a> {
         let walked: BTreeSet<u64> = self.walked.iter().map(|root| root.id.0).collect();
         let others: Vec<TreeRoot> = self.roots.trees.values().map(|root| root.root).collect();
         for root in others {
-            if root.kind == Kind::Plain && !walked.contains(&root.id.0) {
+            if root.kind == TreeKind::Plain && !walked.contains(&root.id.0) {
                 self.walk_tree(root, &mut |_, _| {});
             }
         }
@@ -253,8 +259,8 @@ impl<'a> Checker<'a> {
 
     /// Checks the subvolumes: first those in use, then those that are being deleted.
     pub(crate) fn subvolumes(&mut self) {
-        let mut roots: Vec<Root> = self.roots.trees.values().copied().collect();
-        roots.retain(|root| root.root.kind == Kind::Files);
+        let mut roots: Vec<ListedTree> = self.roots.trees.values().copied().collect();
+        roots.retain(|root| root.root.kind == TreeKind::Files);
         roots.sort_by_key(|root| root.refs == 0);
         self.segments.enabled = roots.len() > 2 && !self.quota.is_active();
         for root in roots {

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use crate::checker::Checker;
 use crate::problem::{Code, Place};
 use crate::raw::u64_at;
-use crate::walk::Event;
+use crate::walk::WalkEvent;
 
 impl<'a> Checker<'a> {
     /// Compares the UUID tree with the subvolumes. Linux rebuilds an outdated UUID tree, so differences are warnings,
@@ -18,7 +18,7 @@ impl<'a> Checker<'a> {
         let mut listed: BTreeSet<(KeyType, Uuid, u64)> = BTreeSet::new();
         let mut places = Vec::new();
         let complete = self.walk_tree(root, &mut |_, event| {
-            let Event::Leaf(leaf) = event else { return };
+            let WalkEvent::Leaf(leaf) = event else { return };
             for (slot, key, data) in leaf.items() {
                 if !matches!(key.item_type, KeyType::UUID_KEY_SUBVOL | KeyType::UUID_KEY_RECEIVED_SUBVOL) {
                     continue;

@@ -9,7 +9,7 @@ use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock}
 use ubtrfs_format::{FormatError, Key, KeyType, Logical, RootId, check_superblock, objectid};
 
 use crate::checker::Checker;
-use crate::members::Member;
+use crate::members::MemberDevice;
 use crate::problem::{Code, Place, Sink};
 
 /// The system chunks in the superblock.
@@ -34,7 +34,7 @@ pub(crate) fn system_chunks(sb: &Superblock) -> Result<Vec<(Logical, ChunkItem)>
 }
 
 /// Checks every copy that fits on a device against the newest superblock.
-pub(crate) fn check_mirrors(member: &Member, newest: &Superblock, sink: &mut Sink<'_>) {
+pub(crate) fn check_mirrors(member: &MemberDevice, newest: &Superblock, sink: &mut Sink<'_>) {
     let (device, item) = (&member.device, &member.superblock.dev_item);
     let behind = newest.generation.0.saturating_sub(member.superblock.generation.0);
     // A power cut between the superblocks of two devices leaves one generation of difference, and no content is lost.

@@ -18,7 +18,7 @@ use crate::checker::Checker;
 use crate::fingerprint::Fact;
 use crate::problem::{Code, Place};
 use crate::raw::{u8_at, u64_at};
-use crate::reader::{BlockPtr, ReadMode, Reader};
+use crate::reader::{BlockPtr, BlockReader, ReadMode};
 use crate::segment::Known;
 
 /// Maximum number of bytes of leaves that are read together.
@@ -28,7 +28,7 @@ const NODES_AT_ONCE: usize = 4;
 
 /// The kind of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TreeKind {
     /// A tree that shares no blocks with other trees.
     Plain,
     /// A tree that holds inodes and may share blocks with other trees.
@@ -43,7 +43,7 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TreeRoot {
     pub(crate) id: RootId,
-    pub(crate) kind: Kind,
+    pub(crate) kind: TreeKind,
     pub(crate) bytenr: u64,
     pub(crate) level: u8,
     pub(crate) generation: Option<Generation>,
@@ -71,7 +71,7 @@ impl<'b> Leaf<'b> {
 }
 
 /// An event of a walk.
-pub(crate) enum Event<'l, 'b> {
+pub(crate) enum WalkEvent<'l, 'b> {
     /// A leaf, in key order.
     Leaf(&'l Leaf<'b>),
     /// A run of leaves that was checked in another subvolume, without a problem.
@@ -80,25 +80,25 @@ pub(crate) enum Event<'l, 'b> {
     Gap,
 }
 
-type OnEvent<'f, 'a> = dyn FnMut(&mut Checker<'a>, Event<'_, '_>) + 'f;
+type OnEvent<'f, 'a> = dyn FnMut(&mut Checker<'a>, WalkEvent<'_, '_>) + 'f;
 
-struct State {
+struct WalkState {
     walk: u32,
     last_key: [Option<Key>; LEVEL_MAX as usize + 1],
     complete: bool,
 }
 
 impl<'a> Checker<'a> {
-    /// Visits every leaf in key order; a remembered run of leaves is one event ([`Event::Known`]). Returns `false` if a
+    /// Visits every leaf in key order; a remembered run of leaves is one event ([`WalkEvent::Known`]). Returns `false` if a
     /// part could not be read.
     pub(crate) fn walk(&mut self, tree: &TreeRoot, on_event: &mut OnEvent<'_, 'a>) -> bool {
         self.nr_walks = self.nr_walks.saturating_add(1);
-        let mut state = State { walk: self.nr_walks, last_key: [None; LEVEL_MAX as usize + 1], complete: true };
+        let mut state = WalkState { walk: self.nr_walks, last_key: [None; LEVEL_MAX as usize + 1], complete: true };
         let counts_for = match tree.kind {
-            Kind::Plain | Kind::Files => tree.id.0,
-            Kind::Reloc | Kind::Log => 0,
+            TreeKind::Plain | TreeKind::Files => tree.id.0,
+            TreeKind::Reloc | TreeKind::Log => 0,
         };
-        if tree.kind != Kind::Log {
+        if tree.kind != TreeKind::Log {
             let (kind, part) = match counts_for {
                 0 => (KeyType::SHARED_BLOCK_REF, tree.bytenr),
                 root => (KeyType::TREE_BLOCK_REF, root),
@@ -122,17 +122,23 @@ impl<'a> Checker<'a> {
         tree: &TreeRoot,
         edges: &[BlockPtr],
         level: u8,
-        state: &mut State,
+        state: &mut WalkState,
         on_event: &mut OnEvent<'_, 'a>,
     ) {
-        if level == 0 && tree.kind == Kind::Files && tree.drop.is_none() {
+        if level == 0 && tree.kind == TreeKind::Files && tree.drop.is_none() {
             return self.walk_leaves(tree, edges, state, on_event);
         }
         self.walk_edges(tree, edges, level, state, on_event);
     }
 
     /// Visits leaves, except for runs that were already checked in another subvolume.
-    fn walk_leaves(&mut self, tree: &TreeRoot, edges: &[BlockPtr], state: &mut State, on_event: &mut OnEvent<'_, 'a>) {
+    fn walk_leaves(
+        &mut self,
+        tree: &TreeRoot,
+        edges: &[BlockPtr],
+        state: &mut WalkState,
+        on_event: &mut OnEvent<'_, 'a>,
+    ) {
         let known = self.known_segments(edges);
         let mut from = 0;
         let mut at: usize = 0;
@@ -143,7 +149,7 @@ impl<'a> Checker<'a> {
             };
             self.walk_edges(tree, &edges[from..at], 0, state, on_event);
             self.visit_known(tree, &edges[at..*to], segment, state);
-            on_event(self, Event::Known(segment));
+            on_event(self, WalkEvent::Known(segment));
             (from, at) = (*to, *to);
         }
         self.walk_edges(tree, &edges[from..], 0, state, on_event);
@@ -158,7 +164,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Records a visit of leaves that are not read again.
-    fn visit_known(&mut self, tree: &TreeRoot, edges: &[BlockPtr], segment: &Known, state: &mut State) {
+    fn visit_known(&mut self, tree: &TreeRoot, edges: &[BlockPtr], segment: &Known, state: &mut WalkState) {
         for edge in edges {
             let block = self.blocks.entry(edge.bytenr);
             let twice = std::mem::replace(&mut block.last_walk, state.walk) == state.walk;
@@ -185,7 +191,7 @@ impl<'a> Checker<'a> {
         tree: &TreeRoot,
         edges: &[BlockPtr],
         level: u8,
-        state: &mut State,
+        state: &mut WalkState,
         on_event: &mut OnEvent<'_, 'a>,
     ) {
         let leaves = WINDOW_BYTES.checked_div(self.nodesize).unwrap_or(1).max(1);
@@ -198,7 +204,7 @@ impl<'a> Checker<'a> {
                 let view = place.and_then(|at| NodeView::new(buf.get(at..)?.get(..self.nodesize)?).ok());
                 let Some(view) = view else {
                     state.complete = false;
-                    on_event(self, Event::Gap);
+                    on_event(self, WalkEvent::Gap);
                     continue;
                 };
                 if !self.visit(tree, edge, &view, state, &mut children) {
@@ -206,7 +212,7 @@ impl<'a> Checker<'a> {
                 }
                 if level == 0 {
                     let leaf = Leaf { tree: tree.id, bytenr: edge.bytenr, view };
-                    on_event(self, Event::Leaf(&leaf));
+                    on_event(self, WalkEvent::Leaf(&leaf));
                 }
             }
             self.buf = buf;
@@ -231,9 +237,9 @@ impl<'a> Checker<'a> {
         let window_bytes = edges.len().saturating_mul(self.nodesize);
         buf.resize(window_bytes, 0);
         // The log belongs to the transaction after the superblock's transaction.
-        let newest = self.newest().0.saturating_add(u64::from(tree.kind == Kind::Log));
+        let newest = self.newest().0.saturating_add(u64::from(tree.kind == TreeKind::Log));
         let ctx = CheckContext { generation_limit: Some(Generation(newest)), ..self.ctx };
-        let reader = Reader {
+        let reader = BlockReader {
             array: self.array,
             ctx: &ctx,
             spans: &self.spans,
@@ -251,7 +257,7 @@ impl<'a> Checker<'a> {
             if outcome.usable {
                 places[at as usize] = Some(position.saturating_mul(self.nodesize));
             }
-            if care[at as usize] == ReadMode::Verify && tree.kind != Kind::Log {
+            if care[at as usize] == ReadMode::Verify && tree.kind != TreeKind::Log {
                 let flags = if outcome.usable { REACHED } else { LOST | REACHED };
                 self.blocks.entry(edge.bytenr).flags |= flags;
             }
@@ -274,13 +280,13 @@ impl<'a> Checker<'a> {
         tree: &TreeRoot,
         edge: &BlockPtr,
         view: &NodeView<'_>,
-        state: &mut State,
+        state: &mut WalkState,
         children: &mut Vec<BlockPtr>,
     ) -> bool {
         let place = Place::block(tree.id, edge.bytenr);
         let mut full = false;
         let mut first = true;
-        if tree.kind == Kind::Log {
+        if tree.kind == TreeKind::Log {
             if !self.log_blocks.insert(edge.bytenr) {
                 self.sink.report(Code::BlockTwice, place, "a log block is reached twice");
                 return false;
@@ -299,7 +305,10 @@ impl<'a> Checker<'a> {
             if tree.id == view.owner() {
                 block.flags |= BY_OWNER;
             }
-            if view.flags() & HEADER_FLAG_RELOC != 0 || tree.kind == Kind::Reloc || view.owner() == RootId::TREE_RELOC {
+            if view.flags() & HEADER_FLAG_RELOC != 0
+                || tree.kind == TreeKind::Reloc
+                || view.owner() == RootId::TREE_RELOC
+            {
                 block.flags |= RELOC;
             }
             if first && block.flags & RECORDED == 0 {
@@ -309,7 +318,7 @@ impl<'a> Checker<'a> {
                 let (level, generation) = (block.level, block.generation);
                 self.compare_record(tree, edge, view, level, generation);
             }
-            if !first && tree.kind == Kind::Plain {
+            if !first && tree.kind == TreeKind::Plain {
                 self.sink.report(Code::BlockTwice, place, "a tree block belongs to two trees that cannot share it");
             }
         }
@@ -319,7 +328,7 @@ impl<'a> Checker<'a> {
         }
         self.check_order(edge, view, state, place);
         self.quota_block(edge.bytenr);
-        let books = first && tree.kind != Kind::Log;
+        let books = first && tree.kind != TreeKind::Log;
         if view.is_leaf() {
             if books {
                 self.record_data_refs(tree, edge.bytenr, view, full);
@@ -349,7 +358,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn check_order(&mut self, edge: &BlockPtr, view: &NodeView<'_>, state: &mut State, place: Place) {
+    fn check_order(&mut self, edge: &BlockPtr, view: &NodeView<'_>, state: &mut WalkState, place: Place) {
         let Some(last) = state.last_key.get_mut(usize::from(edge.level)) else { return };
         let Some(first) = view.key(0) else { return };
         if last.is_some_and(|last| last >= first) {
@@ -402,7 +411,7 @@ impl<'a> Checker<'a> {
 
     /// Records the references of a leaf's file extents.
     fn record_data_refs(&mut self, tree: &TreeRoot, bytenr: u64, view: &NodeView<'_>, full: bool) {
-        if tree.kind == Kind::Plain && tree.id != RootId::ROOT_TREE {
+        if tree.kind == TreeKind::Plain && tree.id != RootId::ROOT_TREE {
             return;
         }
         for slot in 0..view.nritems() {

@@ -3,6 +3,28 @@
 #[cfg(feature = "import")]
 pub use archives::{ExportOptions, ExportReport, ImportOptions, ImportReport};
 /// ```
+/// use ubtrfs::{CheckLimits, CheckOptions};
+///
+/// let options = CheckOptions { limits: CheckLimits { per_code: 5 }, ..CheckOptions::default() };
+/// assert!(!options.data_csums);
+/// ```
+#[doc(inline)]
+pub use ubtrfs_check::CheckLimits;
+/// ```
+/// use std::sync::Arc;
+/// use ubtrfs::{CheckOptions, CheckStats, Device, Filesystem, MemoryDevice, MkfsOptions};
+///
+/// # fn main() -> ubtrfs::Result<()> {
+/// let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(128 << 20));
+/// Filesystem::make_on(device.as_ref(), &MkfsOptions::default())?;
+/// let CheckStats { tree_blocks, data_extents, .. } =
+///     ubtrfs::check(vec![device], CheckOptions::default(), &mut |_problem| {})?.stats;
+/// assert!(tree_blocks > 0 && data_extents == 0);
+/// # Ok(()) }
+/// ```
+#[doc(inline)]
+pub use ubtrfs_check::CheckStats;
+/// ```
 /// use ubtrfs::Code;
 ///
 /// assert_eq!(Code::BlockCsum.to_string(), "E-BLOCK-CSUM");
@@ -13,14 +35,6 @@ pub use archives::{ExportOptions, ExportReport, ImportOptions, ImportReport};
 /// ```
 #[doc(inline)]
 pub use ubtrfs_check::Code;
-/// ```
-/// use ubtrfs::{CheckLimits, CheckOptions};
-///
-/// let options = CheckOptions { limits: CheckLimits { per_code: 5 }, ..CheckOptions::default() };
-/// assert!(!options.data_csums);
-/// ```
-#[doc(inline)]
-pub use ubtrfs_check::Limits as CheckLimits;
 /// ```
 /// // Also compare all data with its checksums.
 /// let options = ubtrfs::CheckOptions { data_csums: true, ..Default::default() };
@@ -63,20 +77,6 @@ pub use ubtrfs_check::Problem;
 /// ```
 #[doc(inline)]
 pub use ubtrfs_check::Report;
-/// ```
-/// use std::sync::Arc;
-/// use ubtrfs::{CheckOptions, CheckStats, Device, Filesystem, MemoryDevice, MkfsOptions};
-///
-/// # fn main() -> ubtrfs::Result<()> {
-/// let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(128 << 20));
-/// Filesystem::make_on(device.as_ref(), &MkfsOptions::default())?;
-/// let CheckStats { tree_blocks, data_extents, .. } =
-///     ubtrfs::check(vec![device], CheckOptions::default(), &mut |_problem| {})?.stats;
-/// assert!(tree_blocks > 0 && data_extents == 0);
-/// # Ok(()) }
-/// ```
-#[doc(inline)]
-pub use ubtrfs_check::Stats as CheckStats;
 /// ```
 /// use ubtrfs::{Access, FileDevice};
 ///

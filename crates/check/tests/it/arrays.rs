@@ -7,7 +7,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use ubtrfs_check::{Code, Limits, Options, Problem, Report};
+use ubtrfs_check::{CheckLimits, Code, Options, Problem, Report};
 use ubtrfs_device::{Access, Device, MemoryDevice};
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
@@ -20,7 +20,7 @@ const MIB: u64 = 1 << 20;
 
 fn check(devices: Vec<Arc<dyn Device>>) -> (Report, Vec<Problem>) {
     let mut problems = Vec::new();
-    let options = Options { data_csums: true, limits: Limits { per_code: u64::MAX } };
+    let options = Options { data_csums: true, limits: CheckLimits { per_code: u64::MAX } };
     let report = ubtrfs_check::check(devices, options, &(), &mut |problem| problems.push(problem)).unwrap();
     problems.retain(|problem: &Problem| problem.code != Code::FreeSpaceStale);
     (report, problems)

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
-use ubtrfs_check::{Code, Limits, Options, Problem, Progress, Report};
+use ubtrfs_check::{CheckLimits, CheckProgress, Code, Options, Problem, Report};
 use ubtrfs_device::{Access, Device};
 use ubtrfs_format::print::json_line;
 
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     /// Print at most this many problems of each kind; all are counted
-    #[arg(long, value_name = "N", default_value_t = Limits::default().per_code)]
+    #[arg(long, value_name = "N", default_value_t = CheckLimits::default().per_code)]
     max_problems: u64,
     /// Accepted for compatibility: a check never writes
     #[arg(long)]
@@ -99,7 +99,7 @@ fn checked(args: &Args) -> anyhow::Result<bool> {
     for path in &paths {
         devices.push(Arc::new(open_device(path, Access::ReadOnly).map_err(with_force)?));
     }
-    let options = Options { data_csums: args.check_data_csum, limits: Limits { per_code: args.max_problems } };
+    let options = Options { data_csums: args.check_data_csum, limits: CheckLimits { per_code: args.max_problems } };
     let bar = Bar::default();
     let mut printed = Ok(());
     let mut tell = |problem: Problem| {
@@ -120,7 +120,7 @@ fn checked(args: &Args) -> anyhow::Result<bool> {
 /// explains them.
 fn checked_beside_writer(args: &Args, committed: &mut Committed, started: Instant) -> anyhow::Result<bool> {
     let (lines, report) = committed.read_consistently(|devices| {
-        let options = Options { data_csums: args.check_data_csum, limits: Limits { per_code: args.max_problems } };
+        let options = Options { data_csums: args.check_data_csum, limits: CheckLimits { per_code: args.max_problems } };
         let (bar, mut lines) = (Bar::default(), String::new());
         let mut tell = |problem: Problem| lines.push_str(&line_of(&problem, args.json));
         let checked = ubtrfs_check::check(devices, options, &bar, &mut tell);
@@ -235,7 +235,7 @@ impl Bar {
     }
 }
 
-impl Progress for Bar {
+impl CheckProgress for Bar {
     fn stage(&self, name: &'static str, total_bytes: Option<u64>) {
         self.finish();
         *self.bar.borrow_mut() = Some(progress_bytes(total_bytes, name));
