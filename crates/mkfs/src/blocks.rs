@@ -17,13 +17,13 @@ use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::node::{ITEM_HEAD_SIZE, LeafBuilder, NodeBuilder, NodeHeader, finish_block};
 use ubtrfs_format::{DevId, Key, KeyType, Logical, Physical, RootId, objectid};
 
-use crate::layout::{Chunk, Member};
-use crate::trees::{self, Facts, Items};
+use crate::layout::{NewChunk, NewMember};
+use crate::trees::{self, ItemInput, Items};
 use crate::{GENERATION, MkfsOptions};
 
 /// Address and level of a tree's root block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TreeRoot {
+pub(crate) struct RootBlock {
     pub(crate) bytenr: Logical,
     pub(crate) level: u8,
 }
@@ -37,24 +37,24 @@ pub(crate) struct BlockRef {
 }
 
 /// A tree block, ready to be written.
-pub(crate) struct Block {
+pub(crate) struct NewBlock {
     pub(crate) bytenr: u64,
     pub(crate) raw: Vec<u8>,
 }
 
 /// The tree blocks and chunks of the new filesystem.
-pub(crate) struct Filesystem {
-    pub(crate) blocks: Vec<Block>,
-    chunks: Vec<Chunk>,
-    roots: BTreeMap<RootId, TreeRoot>,
+pub(crate) struct NewFilesystem {
+    pub(crate) blocks: Vec<NewBlock>,
+    chunks: Vec<NewChunk>,
+    roots: BTreeMap<RootId, RootBlock>,
     nodesize: u64,
 }
 
 /// Maximum number of rounds of the iteration. The number of blocks never falls, and few rounds are needed.
 const NR_ROUNDS_MAX: usize = 16;
 
-impl Filesystem {
-    pub(crate) fn build(options: &MkfsOptions, chunks: &[Chunk], members: &[Member]) -> Result<Self> {
+impl NewFilesystem {
+    pub(crate) fn build(options: &MkfsOptions, chunks: &[NewChunk], members: &[NewMember]) -> Result<Self> {
         let trees = trees::trees_of(options);
         let mut plan = Plan {
             options,
@@ -78,8 +78,8 @@ impl Filesystem {
         chunk.map(|chunk| chunk.copies_of(bytenr)).unwrap_or_default()
     }
 
-    pub(crate) fn root(&self, tree: RootId) -> TreeRoot {
-        self.roots.get(&tree).copied().unwrap_or(TreeRoot { bytenr: Logical(0), level: 0 })
+    pub(crate) fn root(&self, tree: RootId) -> RootBlock {
+        self.roots.get(&tree).copied().unwrap_or(RootBlock { bytenr: Logical(0), level: 0 })
     }
 
     pub(crate) fn has_tree(&self, tree: RootId) -> bool {
@@ -115,8 +115,8 @@ fn no_room() -> Error {
 
 struct Plan<'a> {
     options: &'a MkfsOptions,
-    chunks: &'a [Chunk],
-    members: &'a [Member],
+    chunks: &'a [NewChunk],
+    members: &'a [NewMember],
     trees: Vec<RootId>,
     /// The assumed number of leaves of each tree.
     nr_leaves: BTreeMap<RootId, usize>,
@@ -128,7 +128,7 @@ struct Plan<'a> {
 impl Plan<'_> {
     /// Runs a round. Returns `None` if a tree needs another number of leaves, or leaves with other first keys, than
     /// assumed. The next round then assumes what this round has found.
-    fn try_build(&mut self) -> Result<Option<Filesystem>> {
+    fn try_build(&mut self) -> Result<Option<NewFilesystem>> {
         let addresses = self.allocate()?;
         let mut roots = BTreeMap::new();
         let mut refs = BTreeMap::new();
@@ -142,10 +142,15 @@ impl Plan<'_> {
                 refs.insert(bytenr, BlockRef { tree, level: is_node.into(), first_key });
             }
             let level = u8::from(blocks.len() > 1);
-            roots.insert(tree, TreeRoot { bytenr: Logical(blocks[blocks.len() - 1]), level });
+            roots.insert(tree, RootBlock { bytenr: Logical(blocks[blocks.len() - 1]), level });
         }
-        let facts =
-            Facts { options: self.options, chunks: self.chunks, members: self.members, roots: &roots, blocks: &refs };
+        let facts = ItemInput {
+            options: self.options,
+            chunks: self.chunks,
+            members: self.members,
+            roots: &roots,
+            blocks: &refs,
+        };
         let leaves: BTreeMap<RootId, Vec<Items>> =
             self.trees.iter().map(|&tree| (tree, self.split(facts.items(tree)))).collect();
         let first_key = |leaf: &Items| leaf.keys().next().copied().unwrap_or(Key::MIN);
@@ -158,7 +163,7 @@ impl Plan<'_> {
         }
         let blocks = self.trees.iter().flat_map(|tree| self.encode(*tree, &leaves[tree], &addresses[tree])).collect();
         let nodesize = self.options.nodesize.into();
-        Ok(Some(Filesystem { blocks, chunks: self.chunks.to_vec(), roots, nodesize }))
+        Ok(Some(NewFilesystem { blocks, chunks: self.chunks.to_vec(), roots, nodesize }))
     }
 
     /// Allocates addresses for the assumed blocks: for each tree its leaves, then the node above several leaves.
@@ -209,11 +214,11 @@ impl Plan<'_> {
         leaves
     }
 
-    fn encode(&self, tree: RootId, leaves: &[Items], addresses: &[u64]) -> Vec<Block> {
+    fn encode(&self, tree: RootId, leaves: &[Items], addresses: &[u64]) -> Vec<NewBlock> {
         let nodesize = self.options.nodesize as usize;
         let finish = |bytenr: u64, mut raw: Vec<u8>| {
             finish_block(&mut raw, self.options.csum_type);
-            Block { bytenr, raw }
+            NewBlock { bytenr, raw }
         };
         let mut node = NodeBuilder::new(nodesize);
         let mut blocks = Vec::new();

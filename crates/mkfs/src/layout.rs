@@ -50,7 +50,7 @@ const SYSTEM_STRIPES_MAX: u16 = 58;
 
 /// A device of the new filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Member {
+pub(crate) struct NewMember {
     pub(crate) devid: DevId,
     pub(crate) uuid: Uuid,
     /// Bytes of the device that the filesystem uses, in whole sectors.
@@ -59,12 +59,12 @@ pub(crate) struct Member {
 
 /// A chunk of the new filesystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Chunk {
+pub(crate) struct NewChunk {
     pub(crate) start: u64,
     pub(crate) item: ChunkItem,
 }
 
-impl Chunk {
+impl NewChunk {
     pub(crate) fn end(&self) -> u64 {
         self.start + self.item.length
     }
@@ -77,7 +77,7 @@ impl Chunk {
 }
 
 /// Plans the chunks for these devices, ordered by address.
-pub(crate) fn plan(options: &MkfsOptions, members: &[Member]) -> Result<Vec<Chunk>> {
+pub(crate) fn plan(options: &MkfsOptions, members: &[NewMember]) -> Result<Vec<NewChunk>> {
     for member in members.iter().filter(|_| members.len() > 1) {
         if member.total_bytes < MEMBER_MIN {
             return Err(Error::Refused {
@@ -130,9 +130,9 @@ pub(crate) fn size_text(bytes: u64) -> String {
 /// The smallest size in bytes of each of `nr_devices` equal devices, for a filesystem with these options.
 pub fn min_size(options: &MkfsOptions, nr_devices: usize) -> u64 {
     let member =
-        |index: usize| Member { devid: DevId(index as u64 + 1), uuid: Uuid::nil(), total_bytes: DEVICE_RESERVED };
-    let members: Vec<Member> = (0..nr_devices).map(member).collect();
-    let ends = |layout: &Layout<'_>| layout.ends.iter().copied().max().unwrap_or(DEVICE_RESERVED);
+        |index: usize| NewMember { devid: DevId(index as u64 + 1), uuid: Uuid::nil(), total_bytes: DEVICE_RESERVED };
+    let members: Vec<NewMember> = (0..nr_devices).map(member).collect();
+    let ends = |layout: &ChunkLayout<'_>| layout.ends.iter().copied().max().unwrap_or(DEVICE_RESERVED);
     let packed = small_chunks(options, &members, 0, true).map_or(DEVICE_RESERVED, |layout| ends(&layout));
     if nr_devices > 1 { packed.max(MEMBER_MIN) } else { packed }
 }
@@ -163,10 +163,10 @@ impl Want {
     }
 }
 
-struct Layout<'o> {
+struct ChunkLayout<'o> {
     options: &'o MkfsOptions,
-    members: &'o [Member],
-    chunks: Vec<Chunk>,
+    members: &'o [NewMember],
+    chunks: Vec<NewChunk>,
     next_logical: u64,
     /// End of the last stripe of each device.
     ends: Vec<u64>,
@@ -176,8 +176,8 @@ struct Layout<'o> {
     is_endless: bool,
 }
 
-impl<'o> Layout<'o> {
-    fn new(options: &'o MkfsOptions, members: &'o [Member]) -> Self {
+impl<'o> ChunkLayout<'o> {
+    fn new(options: &'o MkfsOptions, members: &'o [NewMember]) -> Self {
         Self {
             options,
             members,
@@ -194,7 +194,7 @@ impl<'o> Layout<'o> {
         self.push(flags, length, &[0]);
     }
 
-    /// Skips the logical and physical addresses of a chunk that [`Layout::push_first`] adds.
+    /// Skips the logical and physical addresses of a chunk that [`ChunkLayout::push_first`] adds.
     fn skip_first(&mut self, length: u64) {
         self.next_logical += length;
         self.ends[0] += length;
@@ -206,7 +206,7 @@ impl<'o> Layout<'o> {
         let mut stripes = Vec::new();
         for &device in devices {
             for _ in 0..profile.dev_stripes {
-                let Member { devid, uuid, .. } = self.members[device];
+                let NewMember { devid, uuid, .. } = self.members[device];
                 stripes.push(Stripe { devid, offset: Physical(self.ends[device]), dev_uuid: uuid });
                 self.ends[device] += stripe_len;
             }
@@ -223,7 +223,7 @@ impl<'o> Layout<'o> {
             sub_stripes: profile.sub_stripes,
             stripes,
         };
-        self.chunks.push(Chunk { start: self.next_logical, item });
+        self.chunks.push(NewChunk { start: self.next_logical, item });
         self.next_logical += length;
     }
 
@@ -295,7 +295,7 @@ fn share(bytes: u64, divisor: u64, min: u64, max: u64) -> u64 {
 const MIXED: BlockGroupFlags = BlockGroupFlags::DATA.union(BlockGroupFlags::METADATA);
 
 /// Plans chunks as mkfs.btrfs does. Returns `None` if a chunk does not fit.
-fn full_layout<'o>(options: &'o MkfsOptions, members: &'o [Member]) -> Option<Layout<'o>> {
+fn full_layout<'o>(options: &'o MkfsOptions, members: &'o [NewMember]) -> Option<ChunkLayout<'o>> {
     let total_bytes = members.iter().map(|member| member.total_bytes).fold(0, u64::saturating_add);
     let (data, metadata) = (options.data_profile, options.metadata_profile);
     let metadata_stripe = if total_bytes > 50 * GIB { GIB } else { 256 * MIB };
@@ -308,7 +308,7 @@ fn full_layout<'o>(options: &'o MkfsOptions, members: &'o [Member]) -> Option<La
     let system_want = Want { stripe: 8 * MIB, data_max: 16 * MIB, stripe_min: MIB, data_min: 0 };
     let metadata_want = want(metadata_stripe, metadata_stripe, 32 * MIB);
     let data_want = want(GIB, 10 * GIB, 64 * MIB);
-    let mut layout = Layout::new(options, members);
+    let mut layout = ChunkLayout::new(options, members);
     match metadata.is_empty() {
         true => layout.push_first(BlockGroupFlags::SYSTEM, 4 * MIB),
         false => layout.skip_first(4 * MIB),
@@ -344,7 +344,7 @@ fn full_layout<'o>(options: &'o MkfsOptions, members: &'o [Member]) -> Option<La
 
 /// Plans chunks of minimal sizes. If space remains on every device, the metadata chunk and the data chunk each get a
 /// quarter of it in addition, up to a chunk length of 8 MiB. Returns `None` if a chunk does not fit.
-fn small_layout<'o>(options: &'o MkfsOptions, members: &'o [Member]) -> Option<Layout<'o>> {
+fn small_layout<'o>(options: &'o MkfsOptions, members: &'o [NewMember]) -> Option<ChunkLayout<'o>> {
     let least = small_chunks(options, members, 0, false)?;
     let more = (0..members.len()).map(|device| least.room(device)).min()?;
     small_chunks(options, members, more, false).or(Some(least))
@@ -352,14 +352,14 @@ fn small_layout<'o>(options: &'o MkfsOptions, members: &'o [Member]) -> Option<L
 
 fn small_chunks<'o>(
     options: &'o MkfsOptions,
-    members: &'o [Member],
+    members: &'o [NewMember],
     more: u64,
     is_endless: bool,
-) -> Option<Layout<'o>> {
+) -> Option<ChunkLayout<'o>> {
     let (data, metadata) = (options.data_profile, options.metadata_profile);
     // The kernel reserves several hundred nodes before it allows writes, so metadata gets room for at least 768 nodes.
     let metadata_min = (768 * u64::from(options.nodesize)).max(4 * MIB);
-    let mut layout = Layout { is_endless, ..Layout::new(options, members) };
+    let mut layout = ChunkLayout { is_endless, ..ChunkLayout::new(options, members) };
     let mut add = |flags: BlockGroupFlags, min: u64| {
         // Chunks of one device go to the devices with the most space.
         let mut order = std::mem::take(&mut layout.order);
@@ -386,8 +386,8 @@ fn small_chunks<'o>(
 mod tests {
     use super::*;
 
-    fn members(sizes: &[u64]) -> Vec<Member> {
-        let member = |(index, &total_bytes): (usize, &u64)| Member {
+    fn members(sizes: &[u64]) -> Vec<NewMember> {
+        let member = |(index, &total_bytes): (usize, &u64)| NewMember {
             devid: DevId(index as u64 + 1),
             uuid: Uuid::from_u128(index as u128 + 1),
             total_bytes,
@@ -397,7 +397,7 @@ mod tests {
 
     fn places(options: &MkfsOptions, total_bytes: u64) -> Vec<(u64, u64, Vec<u64>)> {
         let chunks = plan(options, &members(&[total_bytes])).unwrap();
-        let stripes = |chunk: &Chunk| chunk.item.stripes.iter().map(|stripe| stripe.offset.0).collect();
+        let stripes = |chunk: &NewChunk| chunk.item.stripes.iter().map(|stripe| stripe.offset.0).collect();
         chunks.iter().map(|chunk| (chunk.start, chunk.item.length, stripes(chunk))).collect()
     }
 
@@ -458,7 +458,7 @@ mod tests {
                     let sizes: Vec<u64> = (0..nr_devices as u64).map(size).collect();
                     let chunks = plan(&options, &members(&sizes)).unwrap();
                     let mut places = Vec::new();
-                    for Chunk { item, .. } in &chunks {
+                    for NewChunk { item, .. } in &chunks {
                         let len = item.device_extent_len();
                         assert!(profile.allows_stripes(item.stripes.len()) && len.is_multiple_of(64 << 10));
                         assert!(profile.has_whole_rows(item.length, item.stripes.len() as u64));

@@ -32,12 +32,12 @@ use ubtrfs_format::superblock::{
 use ubtrfs_format::{DevId, Generation, Logical, Physical, RootId};
 use uuid::Uuid;
 
-use blocks::Filesystem;
-use layout::Member;
+use blocks::NewFilesystem;
+use layout::NewMember;
 pub use layout::min_size;
 pub use options::MkfsOptions;
 pub use ubtrfs_volumes::detect;
-pub use unfinished::Unfinished;
+pub use unfinished::UnfinishedDevice;
 
 /// The transaction that makes the filesystem.
 const GENERATION: Generation = Generation(1);
@@ -95,7 +95,7 @@ pub fn make_array(devices: &[&dyn Device], options: &MkfsOptions) -> Result<Mkfs
             });
         }
     }
-    let fs = Filesystem::build(options, &chunks, &members)?;
+    let fs = NewFilesystem::build(options, &chunks, &members)?;
 
     for (device, member) in devices.iter().zip(&members) {
         if options.discard {
@@ -125,7 +125,7 @@ pub fn make_array(devices: &[&dyn Device], options: &MkfsOptions) -> Result<Mkfs
         flush(*device)?;
     }
 
-    let report = |chunk: &layout::Chunk| BlockGroupReport {
+    let report = |chunk: &layout::NewChunk| BlockGroupReport {
         flags: chunk.item.flags,
         start: chunk.start,
         len_bytes: chunk.item.length,
@@ -139,15 +139,15 @@ pub fn make_array(devices: &[&dyn Device], options: &MkfsOptions) -> Result<Mkfs
 }
 
 /// The devices with their ids and usable sizes.
-fn members(devices: &[&dyn Device], options: &MkfsOptions) -> Result<Vec<Member>> {
+fn members(devices: &[&dyn Device], options: &MkfsOptions) -> Result<Vec<NewMember>> {
     let member = |(index, device): (usize, &&dyn Device)| {
         let uuid = options.device_uuids.get(index).copied().unwrap_or_else(Uuid::new_v4);
-        Ok(Member { devid: DevId(index as u64 + 1), uuid, total_bytes: usable_bytes(*device, options)? })
+        Ok(NewMember { devid: DevId(index as u64 + 1), uuid, total_bytes: usable_bytes(*device, options)? })
     };
     devices.iter().enumerate().map(member).collect()
 }
 
-fn total_bytes(members: &[Member]) -> u64 {
+fn total_bytes(members: &[NewMember]) -> u64 {
     members.iter().map(|member| member.total_bytes).fold(0, u64::saturating_add)
 }
 
@@ -171,7 +171,7 @@ fn usable_bytes(device: &dyn Device, options: &MkfsOptions) -> Result<u64> {
 }
 
 /// The primary superblock of a member.
-fn superblock(options: &MkfsOptions, fs: &Filesystem, members: &[Member], own: &Member) -> Superblock {
+fn superblock(options: &MkfsOptions, fs: &NewFilesystem, members: &[NewMember], own: &NewMember) -> Superblock {
     let total_bytes = total_bytes(members);
     let num_devices = members.len() as u64;
     let root = |tree| fs.root(tree);
@@ -222,7 +222,7 @@ fn superblock(options: &MkfsOptions, fs: &Filesystem, members: &[Member], own: &
     }
 }
 
-fn dev_item(options: &MkfsOptions, member: &Member, bytes_used: u64) -> DevItem {
+fn dev_item(options: &MkfsOptions, member: &NewMember, bytes_used: u64) -> DevItem {
     DevItem {
         devid: member.devid,
         total_bytes: member.total_bytes,
@@ -269,7 +269,7 @@ fn empty_backup() -> RootBackup {
     }
 }
 
-fn backup(fs: &Filesystem, total_bytes: u64, num_devices: u64) -> RootBackup {
+fn backup(fs: &NewFilesystem, total_bytes: u64, num_devices: u64) -> RootBackup {
     let root = |tree| fs.root(tree);
     RootBackup {
         tree_root: root(RootId::ROOT_TREE).bytenr,

@@ -15,24 +15,24 @@ use ubtrfs_format::item::{
 use ubtrfs_format::{DevId, Generation, Key, KeyType, RootId, objectid};
 use uuid::Uuid;
 
-use crate::blocks::{BlockRef, TreeRoot};
-use crate::layout::{Chunk, Member};
+use crate::blocks::{BlockRef, RootBlock};
+use crate::layout::{NewChunk, NewMember};
 use crate::{GENERATION, MkfsOptions};
 
 /// The items of a tree.
 pub(crate) type Items = BTreeMap<Key, Vec<u8>>;
 
 /// The input from which items are made.
-pub(crate) struct Facts<'a> {
+pub(crate) struct ItemInput<'a> {
     pub(crate) options: &'a MkfsOptions,
-    pub(crate) chunks: &'a [Chunk],
-    pub(crate) members: &'a [Member],
-    pub(crate) roots: &'a BTreeMap<RootId, TreeRoot>,
+    pub(crate) chunks: &'a [NewChunk],
+    pub(crate) members: &'a [NewMember],
+    pub(crate) roots: &'a BTreeMap<RootId, RootBlock>,
     /// All tree blocks, by address.
     pub(crate) blocks: &'a BTreeMap<u64, BlockRef>,
 }
 
-impl Facts<'_> {
+impl ItemInput<'_> {
     /// Makes the items of a tree.
     pub(crate) fn items(&self, tree: RootId) -> Items {
         match tree {
@@ -50,12 +50,12 @@ impl Facts<'_> {
     }
 
     /// Returns the bytes of tree blocks in a chunk.
-    fn used_of(&self, chunk: &Chunk) -> u64 {
+    fn used_of(&self, chunk: &NewChunk) -> u64 {
         self.blocks.range(chunk.start..chunk.end()).count() as u64 * u64::from(self.options.nodesize)
     }
 
     /// Returns the ranges of a chunk without tree blocks.
-    fn free_of(&self, chunk: &Chunk) -> Vec<Range<u64>> {
+    fn free_of(&self, chunk: &NewChunk) -> Vec<Range<u64>> {
         let mut free = Vec::new();
         let mut at = chunk.start;
         for &block in self.blocks.range(chunk.start..chunk.end()).map(|(block, _)| block) {
@@ -111,7 +111,7 @@ impl Facts<'_> {
         items
     }
 
-    fn root_item(&self, tree: RootId, root: &TreeRoot) -> RootItem {
+    fn root_item(&self, tree: RootId, root: &RootBlock) -> RootItem {
         let is_top = tree == RootId::FS_TREE;
         let now = if is_top { self.options.now } else { Timespec::default() };
         RootItem {
@@ -164,7 +164,7 @@ impl Facts<'_> {
     }
 
     fn block_group_items(&self) -> Items {
-        let item = |chunk: &Chunk| {
+        let item = |chunk: &NewChunk| {
             let item = BlockGroupItem {
                 used: self.used_of(chunk),
                 chunk_objectid: objectid::FIRST_CHUNK_TREE,
@@ -176,7 +176,7 @@ impl Facts<'_> {
     }
 
     fn chunk_tree(&self) -> Items {
-        let chunk_item = |chunk: &Chunk| {
+        let chunk_item = |chunk: &NewChunk| {
             (Key::new(objectid::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, chunk.start), chunk.item.encode())
         };
         let mut items: Items = self.chunks.iter().map(chunk_item).collect();
@@ -237,8 +237,8 @@ impl Facts<'_> {
 }
 
 /// Sums the bytes of a device's extents.
-pub(crate) fn device_bytes_used(chunks: &[Chunk], devid: DevId) -> u64 {
-    let on_device = |chunk: &Chunk| {
+pub(crate) fn device_bytes_used(chunks: &[NewChunk], devid: DevId) -> u64 {
+    let on_device = |chunk: &NewChunk| {
         let nr_stripes = chunk.item.stripes.iter().filter(|stripe| stripe.devid == devid).count() as u64;
         chunk.item.device_extent_len() * nr_stripes
     };

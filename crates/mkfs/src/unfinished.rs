@@ -1,7 +1,7 @@
-//! [`Unfinished`]: a device that holds back superblocks while its filesystem is being filled.
+//! [`UnfinishedDevice`]: a device that holds back superblocks while its filesystem is being filled.
 //!
 //! Invariants:
-//! - I1. No superblock reaches a device before [`Unfinished::finish`], so after an interruption the device has no
+//! - I1. No superblock reaches a device before [`UnfinishedDevice::finish`], so after an interruption the device has no
 //!   filesystem rather than an incomplete one. Reads through this value return the last written superblocks.
 //! - I2. `finish` writes the primary superblocks last, after a flush, and that of the first device after all others.
 
@@ -15,13 +15,13 @@ use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS, SUPERBL
 
 /// A device that holds back superblocks until it is finished.
 #[derive(Debug)]
-pub struct Unfinished {
+pub struct UnfinishedDevice {
     device: Arc<dyn Device>,
     /// Superblocks not written yet, by offset.
     held: Mutex<BTreeMap<u64, Vec<u8>>>,
 }
 
-impl Unfinished {
+impl UnfinishedDevice {
     /// Wraps a device. The device's current content remains readable.
     pub fn new(device: Arc<dyn Device>) -> Self {
         Self { device, held: Mutex::default() }
@@ -67,7 +67,7 @@ fn holds_superblock(offset: u64, len: usize) -> bool {
     SUPERBLOCK_OFFSETS.iter().any(|start| is_in(*start, offset, len))
 }
 
-impl Device for Unfinished {
+impl Device for UnfinishedDevice {
     fn len_bytes(&self) -> u64 {
         self.device.len_bytes()
     }
@@ -142,7 +142,7 @@ mod tests {
     fn a_filesystem_appears_only_when_it_is_finished() {
         let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(128 << 20));
         make(&*device, &MkfsOptions::default()).unwrap();
-        let unfinished = Arc::new(Unfinished::new(Arc::clone(&device)));
+        let unfinished = Arc::new(UnfinishedDevice::new(Arc::clone(&device)));
         make(&*unfinished, &MkfsOptions { force: true, ..MkfsOptions::default() }).unwrap();
         assert_eq!(detect(&*device).unwrap(), None);
         let mut mirror = [0; SUPERBLOCK_SIZE];
@@ -155,7 +155,7 @@ mod tests {
         let mut part = [0; 4];
         unfinished.read_at(SUPERBLOCK_OFFSETS[1] + 66, &mut part).unwrap();
         assert_eq!(part, MAGIC[2..6]);
-        Unfinished::finish(&[unfinished]).unwrap();
+        UnfinishedDevice::finish(&[unfinished]).unwrap();
         let mut found = vec![0; 3 << 16];
         device.read_at(0, &mut found).unwrap();
         assert!(found == seen);

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - I1. After an error, a file that was empty is empty again. A new image file has a temporary name until it is
 //!   complete, and is removed after an error.
-//! - I2. Superblocks are written last, after the directory is copied (`ubtrfs_mkfs::Unfinished`). So a run with
+//! - I2. Superblocks are written last, after the directory is copied (`ubtrfs_mkfs::UnfinishedDevice`). So a run with
 //!   `--force` that fails or is interrupted while it writes leaves no filesystem on the devices, neither the new
 //!   nor the old one. Nothing is written before all devices are open and locked.
 //! - I3. A file that cannot be copied is reported, and all other files are copied. The filesystem is then completed
@@ -26,7 +26,7 @@ use ubtrfs_format::print::insert_name;
 use ubtrfs_format::superblock::{CompatRo, Incompat};
 use ubtrfs_format::{CsumType, Profile};
 use ubtrfs_fs::{Caller, Fs, MountOptions, SetAttr};
-use ubtrfs_mkfs::{BlockGroupReport, MkfsOptions, MkfsReport, Unfinished};
+use ubtrfs_mkfs::{BlockGroupReport, MkfsOptions, MkfsReport, UnfinishedDevice};
 use uuid::Uuid;
 
 use super::filesystem::shrink_image;
@@ -172,15 +172,15 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.shrink {
         options.size_bytes = size.map(|size| size.min(targets[0].device().len_bytes()));
     }
-    let devices: Vec<Arc<Unfinished>> =
-        targets.iter().map(|target| Arc::new(Unfinished::new(target.device()))).collect();
+    let devices: Vec<Arc<UnfinishedDevice>> =
+        targets.iter().map(|target| Arc::new(UnfinishedDevice::new(target.device()))).collect();
     let refs: Vec<&dyn Device> = devices.iter().map(|device| &**device as &dyn Device).collect();
     let made = ubtrfs_mkfs::make_array(&refs, &options).map_err(anyhow::Error::from);
     let was_wiped = made.is_ok();
     let filled = made.and_then(|report| {
         let fill_from = |dir: &PathBuf| fill(&args, &targets[0], devices[0].clone(), dir);
         let nr_failed = args.rootdir.as_ref().map_or(Ok(0), fill_from)?;
-        Unfinished::finish(&devices)?;
+        UnfinishedDevice::finish(&devices)?;
         Ok((report, nr_failed))
     });
     drop(devices);
