@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::print::escaped;
 use ubtrfs_fs::{ReceiveError, ReceiveOptions, ReceiveProblem, ReceivedSubvolume};
-use ubtrfs_stream::Problem;
+use ubtrfs_stream::StreamProblem;
 
 use crate::access::may_change_names;
 use crate::execute::{Context, FileNr};
@@ -172,7 +172,7 @@ fn name_of(made: &ReceivedSubvolume) -> &[u8] {
 fn failure_of(error: &ReceiveError) -> Failure {
     let errno = match &*error.problem {
         ReceiveProblem::Fs(error) => Errno::from_raw_os_error(error.errno()),
-        ReceiveProblem::Stream(Problem::Io(error)) => Errno::from_io_error(error).unwrap_or(Errno::IO),
+        ReceiveProblem::Stream(StreamProblem::Io(error)) => Errno::from_io_error(error).unwrap_or(Errno::IO),
         ReceiveProblem::Stream(_) => Errno::BADMSG,
         ReceiveProblem::Differs { .. } => Errno::IO,
         ReceiveProblem::Path(_) | ReceiveProblem::Order(_) => Errno::INVAL,

@@ -329,7 +329,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::time::{Duration, Instant};
 
-    use ubtrfs_stream::{Command, Version, Writer};
+    use ubtrfs_stream::{StreamCommand, StreamVersion, StreamWriter};
 
     use super::*;
     use crate::byte_queue::QueueWriter;
@@ -414,9 +414,9 @@ mod tests {
 
     #[test]
     fn bytes_after_the_first_stream_stay_in_the_input() {
-        let mut writer = Writer::new(Vec::new(), Version::V1).unwrap();
-        writer.command(&Command::Mkdir { path: b"d", ino: 300 }).unwrap();
-        writer.command(&Command::End).unwrap();
+        let mut writer = StreamWriter::new(Vec::new(), StreamVersion::V1).unwrap();
+        writer.command(&StreamCommand::Mkdir { path: b"d", ino: 300 }).unwrap();
+        writer.command(&StreamCommand::End).unwrap();
         let stream = writer.into_inner();
         let (from, mut to) = io::pipe().unwrap();
         to.write_all(&[&stream[..], b"the next stream"].concat()).unwrap();

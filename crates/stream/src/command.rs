@@ -1,4 +1,4 @@
-//! [`Command`]: a command of a stream, with borrowed names and data. [`CommandKind`] and [`Attribute`] define the
+//! [`StreamCommand`]: a command of a stream, with borrowed names and data. [`CommandKind`] and [`Attribute`] define the
 //! numbers of commands and attributes.
 
 use std::fmt;
@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 /// The version of a stream, which its header states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Version {
+pub enum StreamVersion {
     /// Understood by all receivers.
     V1,
     /// Since Linux 6.0: large and encoded writes, fallocate, file attributes, creation times.
@@ -17,7 +17,7 @@ pub enum Version {
     V3,
 }
 
-impl Version {
+impl StreamVersion {
     /// The version with this number.
     pub fn from_number(number: u32) -> Option<Self> {
         Some(match number {
@@ -38,7 +38,7 @@ impl Version {
     }
 }
 
-impl fmt::Display for Version {
+impl fmt::Display for StreamVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.number().fmt(f)
     }
@@ -138,11 +138,11 @@ numbered! {
 
 impl CommandKind {
     /// The first version of the stream that has this command.
-    pub fn since(self) -> Version {
+    pub fn since(self) -> StreamVersion {
         match self.number() {
-            0..=22 => Version::V1,
-            23..=25 => Version::V2,
-            _ => Version::V3,
+            0..=22 => StreamVersion::V1,
+            23..=25 => StreamVersion::V2,
+            _ => StreamVersion::V3,
         }
     }
 }
@@ -229,7 +229,7 @@ numbered! {
 /// [`StreamPath`](crate::StreamPath).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are the attributes of the same names")]
-pub enum Command<'a> {
+pub enum StreamCommand<'a> {
     Subvol {
         path: &'a [u8],
         uuid: Uuid,
@@ -373,7 +373,7 @@ pub enum Command<'a> {
     },
 }
 
-impl<'a> Command<'a> {
+impl<'a> StreamCommand<'a> {
     /// The number of the command.
     pub fn kind(&self) -> CommandKind {
         match self {
@@ -439,9 +439,9 @@ impl<'a> Command<'a> {
     }
 }
 
-/// The values of [`Command::EncodedWrite`]'s `compression`, as Linux's ioctl for encoded I/O numbers them.
+/// The values of [`StreamCommand::EncodedWrite`]'s `compression`, as Linux's ioctl for encoded I/O numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compression {
+pub enum EncodedCompression {
     /// Not compressed.
     None,
     /// zlib.
@@ -455,7 +455,7 @@ pub enum Compression {
     },
 }
 
-impl Compression {
+impl EncodedCompression {
     /// The method with this number.
     pub fn from_number(number: u32) -> Option<Self> {
         Some(match number {

@@ -1,10 +1,10 @@
-//! [`encode`]: the bytes of a command; [`Writer`]: writes a whole stream to an output.
+//! [`encode`]: the bytes of a command; [`StreamWriter`]: writes a whole stream to an output.
 
 use std::io::{self, Write};
 
 use ubtrfs_format::codec::Field;
 
-use crate::command::{Attribute, Command, CommandKind, Version};
+use crate::command::{Attribute, CommandKind, StreamCommand, StreamVersion};
 use crate::frame::{HEADER_BYTES, command_crc};
 use crate::path::PATH_BYTES_MAX;
 use crate::{MAGIC, MAX_COMMAND_BYTES, MAX_COMMAND_BYTES_V1};
@@ -18,7 +18,7 @@ pub enum EncodeError {
         /// The command.
         kind: CommandKind,
         /// The stream's version.
-        version: Version,
+        version: StreamVersion,
     },
     /// An attribute or the whole command is too long.
     #[error("{kind}: {len} bytes are more than the send stream can carry")]
@@ -42,13 +42,13 @@ pub enum EncodeError {
 }
 
 /// Appends the header of a stream.
-pub fn encode_header(version: Version, out: &mut Vec<u8>) {
+pub fn encode_header(version: StreamVersion, out: &mut Vec<u8>) {
     out.extend_from_slice(MAGIC);
     out.extend_from_slice(&version.number().to_le_bytes());
 }
 
 /// Appends a command. On an error, `out` is unchanged.
-pub fn encode(version: Version, command: &Command<'_>, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+pub fn encode(version: StreamVersion, command: &StreamCommand<'_>, out: &mut Vec<u8>) -> Result<(), EncodeError> {
     let data = data(command);
     encode_with(version, command, data.len(), out, |room| {
         room.copy_from_slice(data);
@@ -61,8 +61,8 @@ pub fn encode(version: Version, command: &Command<'_>, out: &mut Vec<u8>) -> Res
 ///
 /// With `encode_with`, a sender reads from its disk straight into the stream's buffer.
 pub fn encode_with<E: From<EncodeError>>(
-    version: Version,
-    command: &Command<'_>,
+    version: StreamVersion,
+    command: &StreamCommand<'_>,
     data_len: usize,
     out: &mut Vec<u8>,
     fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
@@ -78,15 +78,15 @@ pub fn encode_with<E: From<EncodeError>>(
 
 /// Writes a stream. The output should be buffered, because each command is a separate write.
 #[derive(Debug)]
-pub struct Writer<W> {
+pub struct StreamWriter<W> {
     output: W,
-    version: Version,
+    version: StreamVersion,
     buffer: Vec<u8>,
 }
 
-impl<W: Write> Writer<W> {
+impl<W: Write> StreamWriter<W> {
     /// Writes the header.
-    pub fn new(mut output: W, version: Version) -> io::Result<Self> {
+    pub fn new(mut output: W, version: StreamVersion) -> io::Result<Self> {
         let mut buffer = Vec::new();
         encode_header(version, &mut buffer);
         output.write_all(&buffer)?;
@@ -94,12 +94,12 @@ impl<W: Write> Writer<W> {
     }
 
     /// The stream's version.
-    pub fn version(&self) -> Version {
+    pub fn version(&self) -> StreamVersion {
         self.version
     }
 
     /// Writes a command.
-    pub fn command(&mut self, command: &Command<'_>) -> Result<(), EncodeError> {
+    pub fn command(&mut self, command: &StreamCommand<'_>) -> Result<(), EncodeError> {
         self.buffer.clear();
         encode(self.version, command, &mut self.buffer)?;
         Ok(self.output.write_all(&self.buffer)?)
@@ -111,16 +111,16 @@ impl<W: Write> Writer<W> {
     }
 }
 
-fn data<'a>(command: &Command<'a>) -> &'a [u8] {
+fn data<'a>(command: &StreamCommand<'a>) -> &'a [u8] {
     match *command {
-        Command::Write { data, .. } | Command::EncodedWrite { data, .. } => data,
+        StreamCommand::Write { data, .. } | StreamCommand::EncodedWrite { data, .. } => data,
         _ => &[],
     }
 }
 
 struct Encoder<'o> {
     kind: CommandKind,
-    version: Version,
+    version: StreamVersion,
     start: usize,
     out: &'o mut Vec<u8>,
 }
@@ -128,7 +128,7 @@ struct Encoder<'o> {
 impl Encoder<'_> {
     fn all<E: From<EncodeError>>(
         &mut self,
-        command: &Command<'_>,
+        command: &StreamCommand<'_>,
         data_len: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -145,38 +145,38 @@ impl Encoder<'_> {
     }
 
     /// The attributes except `DATA`, in the order in which Linux writes them.
-    fn attributes(&mut self, command: &Command<'_>) -> Result<(), EncodeError> {
+    fn attributes(&mut self, command: &StreamCommand<'_>) -> Result<(), EncodeError> {
         use Attribute as A;
         match *command {
-            Command::Subvol { path, uuid, ctransid } => {
+            StreamCommand::Subvol { path, uuid, ctransid } => {
                 self.bytes(A::Path, path)?.field(A::Uuid, uuid)?.field(A::Ctransid, ctransid)?
             }
-            Command::Snapshot { path, uuid, ctransid, clone_uuid, clone_ctransid } => self
+            StreamCommand::Snapshot { path, uuid, ctransid, clone_uuid, clone_ctransid } => self
                 .bytes(A::Path, path)?
                 .field(A::Uuid, uuid)?
                 .field(A::Ctransid, ctransid)?
                 .field(A::CloneUuid, clone_uuid)?
                 .field(A::CloneCtransid, clone_ctransid)?,
-            Command::Mkfile { path, ino } | Command::Mkdir { path, ino } => {
+            StreamCommand::Mkfile { path, ino } | StreamCommand::Mkdir { path, ino } => {
                 self.bytes(A::Path, path)?.field(A::Ino, ino)?
             }
-            Command::Mknod { path, ino, rdev, mode }
-            | Command::Mkfifo { path, ino, rdev, mode }
-            | Command::Mksock { path, ino, rdev, mode } => {
+            StreamCommand::Mknod { path, ino, rdev, mode }
+            | StreamCommand::Mkfifo { path, ino, rdev, mode }
+            | StreamCommand::Mksock { path, ino, rdev, mode } => {
                 self.bytes(A::Path, path)?.field(A::Ino, ino)?.field(A::Rdev, rdev)?.field(A::Mode, mode)?
             }
-            Command::Symlink { path, ino, target } => {
+            StreamCommand::Symlink { path, ino, target } => {
                 self.bytes(A::Path, path)?.field(A::Ino, ino)?.bytes(A::PathLink, target)?
             }
-            Command::Rename { path, to } => self.bytes(A::Path, path)?.bytes(A::PathTo, to)?,
-            Command::Link { path, target } => self.bytes(A::Path, path)?.bytes(A::PathLink, target)?,
-            Command::Unlink { path } | Command::Rmdir { path } => self.bytes(A::Path, path)?,
-            Command::SetXattr { path, name, data } => {
+            StreamCommand::Rename { path, to } => self.bytes(A::Path, path)?.bytes(A::PathTo, to)?,
+            StreamCommand::Link { path, target } => self.bytes(A::Path, path)?.bytes(A::PathLink, target)?,
+            StreamCommand::Unlink { path } | StreamCommand::Rmdir { path } => self.bytes(A::Path, path)?,
+            StreamCommand::SetXattr { path, name, data } => {
                 self.bytes(A::Path, path)?.bytes(A::XattrName, name)?.bytes(A::XattrData, data)?
             }
-            Command::RemoveXattr { path, name } => self.bytes(A::Path, path)?.bytes(A::XattrName, name)?,
-            Command::Write { path, offset, .. } => self.bytes(A::Path, path)?.field(A::FileOffset, offset)?,
-            Command::Clone { offset, len, path, clone_uuid, clone_ctransid, clone_path, clone_offset } => self
+            StreamCommand::RemoveXattr { path, name } => self.bytes(A::Path, path)?.bytes(A::XattrName, name)?,
+            StreamCommand::Write { path, offset, .. } => self.bytes(A::Path, path)?.field(A::FileOffset, offset)?,
+            StreamCommand::Clone { offset, len, path, clone_uuid, clone_ctransid, clone_path, clone_offset } => self
                 .field(A::FileOffset, offset)?
                 .field(A::CloneLen, len)?
                 .bytes(A::Path, path)?
@@ -184,27 +184,29 @@ impl Encoder<'_> {
                 .field(A::CloneCtransid, clone_ctransid)?
                 .bytes(A::ClonePath, clone_path)?
                 .field(A::CloneOffset, clone_offset)?,
-            Command::Truncate { path, size } => self.bytes(A::Path, path)?.field(A::Size, size)?,
-            Command::Chmod { path, mode } => self.bytes(A::Path, path)?.field(A::Mode, mode)?,
-            Command::Chown { path, uid, gid } => self.bytes(A::Path, path)?.field(A::Uid, uid)?.field(A::Gid, gid)?,
-            Command::Utimes { path, atime, mtime, ctime, otime } => {
+            StreamCommand::Truncate { path, size } => self.bytes(A::Path, path)?.field(A::Size, size)?,
+            StreamCommand::Chmod { path, mode } => self.bytes(A::Path, path)?.field(A::Mode, mode)?,
+            StreamCommand::Chown { path, uid, gid } => {
+                self.bytes(A::Path, path)?.field(A::Uid, uid)?.field(A::Gid, gid)?
+            }
+            StreamCommand::Utimes { path, atime, mtime, ctime, otime } => {
                 self.bytes(A::Path, path)?.field(A::Atime, atime)?.field(A::Mtime, mtime)?.field(A::Ctime, ctime)?;
                 match otime {
-                    Some(otime) if self.version >= Version::V2 => self.field(A::Otime, otime)?,
+                    Some(otime) if self.version >= StreamVersion::V2 => self.field(A::Otime, otime)?,
                     _ => self,
                 }
             }
-            Command::End => self,
-            Command::UpdateExtent { path, offset, size } => {
+            StreamCommand::End => self,
+            StreamCommand::UpdateExtent { path, offset, size } => {
                 self.bytes(A::Path, path)?.field(A::FileOffset, offset)?.field(A::Size, size)?
             }
-            Command::Fallocate { path, mode, offset, size } => self
+            StreamCommand::Fallocate { path, mode, offset, size } => self
                 .bytes(A::Path, path)?
                 .field(A::FallocateMode, mode)?
                 .field(A::FileOffset, offset)?
                 .field(A::Size, size)?,
-            Command::Fileattr { path, attr } => self.bytes(A::Path, path)?.field(A::Fileattr, attr)?,
-            Command::EncodedWrite {
+            StreamCommand::Fileattr { path, attr } => self.bytes(A::Path, path)?.field(A::Fileattr, attr)?,
+            StreamCommand::EncodedWrite {
                 path,
                 offset,
                 unencoded_file_len,
@@ -221,7 +223,7 @@ impl Encoder<'_> {
                 .field(A::UnencodedOffset, unencoded_offset)?
                 .optional(A::Compression, compression)?
                 .optional(A::Encryption, encryption)?,
-            Command::EnableVerity { path, algorithm, block_size, salt, signature } => self
+            StreamCommand::EnableVerity { path, algorithm, block_size, salt, signature } => self
                 .bytes(A::Path, path)?
                 .field(A::VerityAlgorithm, algorithm)?
                 .field(A::VerityBlockSize, block_size)?
@@ -257,7 +259,7 @@ impl Encoder<'_> {
     /// Appends the attribute `DATA`, and returns the slice of the output into which the caller must write `len` bytes.
     /// Since version 2 the length of `DATA` is not written: the data extends to the end of the command.
     fn data(&mut self, len: usize) -> Result<&mut [u8], EncodeError> {
-        if self.version >= Version::V2 {
+        if self.version >= StreamVersion::V2 {
             if len > MAX_COMMAND_BYTES {
                 return Err(EncodeError::TooLong { kind: self.kind, len });
             }
@@ -279,7 +281,7 @@ impl Encoder<'_> {
 
     /// Fills in the head of the command.
     fn finish(&mut self) -> Result<(), EncodeError> {
-        let max = if self.version == Version::V1 { MAX_COMMAND_BYTES_V1 } else { MAX_COMMAND_BYTES };
+        let max = if self.version == StreamVersion::V1 { MAX_COMMAND_BYTES_V1 } else { MAX_COMMAND_BYTES };
         let command = self.out.get_mut(self.start..).unwrap_or_default();
         let too_long = EncodeError::TooLong { kind: self.kind, len: command.len() };
         if command.len() > max {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use crate::command::{Attribute, CommandKind, Version};
+use crate::command::{Attribute, CommandKind, StreamVersion};
 use crate::{MAX_COMMAND_BYTES, path::PathProblem};
 
 /// The place of a command in the input.
@@ -34,12 +34,12 @@ pub struct StreamError {
     /// The place of the problem.
     pub position: Position,
     /// The problem.
-    pub problem: Problem,
+    pub problem: StreamProblem,
 }
 
 /// The reason of a [`StreamError`].
 #[derive(Debug, thiserror::Error)]
-pub enum Problem {
+pub enum StreamProblem {
     /// The input could not be read.
     #[error("cannot read the stream: {0}")]
     Io(io::Error),
@@ -79,7 +79,7 @@ pub enum Problem {
     #[error("version {version} of the send stream does not have this command")]
     NotInVersion {
         /// The stream's version.
-        version: Version,
+        version: StreamVersion,
     },
     /// An attribute is missing.
     #[error("attribute {0} is missing")]

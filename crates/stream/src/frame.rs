@@ -8,8 +8,8 @@ use std::io::{self, Read};
 
 use ubtrfs_format::hash::crc32c_raw;
 
-use crate::command::{CommandKind, Version};
-use crate::error::{Position, Problem, StreamError};
+use crate::command::{CommandKind, StreamVersion};
+use crate::error::{Position, StreamError, StreamProblem};
 use crate::{MAGIC, MAX_COMMAND_BYTES, STREAM_HEADER_BYTES};
 
 /// Bytes of a command before its attributes.
@@ -19,7 +19,7 @@ pub const HEADER_BYTES: usize = 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
     /// The stream's version.
-    pub version: Version,
+    pub version: StreamVersion,
     /// The place of the command in the input.
     pub position: Position,
     /// Length of the command's attributes, which follow the 10 bytes of its head.
@@ -39,10 +39,10 @@ impl FrameHeader {
     /// Verifies the checksum over the whole command, head included.
     pub fn verify(&self, command: &[u8]) -> Result<(), StreamError> {
         let computed = command_crc(command);
-        if computed == self.crc { Ok(()) } else { Err(self.problem(Problem::Crc { found: self.crc, computed })) }
+        if computed == self.crc { Ok(()) } else { Err(self.problem(StreamProblem::Crc { found: self.crc, computed })) }
     }
 
-    pub(crate) fn problem(&self, problem: Problem) -> StreamError {
+    pub(crate) fn problem(&self, problem: StreamProblem) -> StreamError {
         StreamError { position: self.position, problem }
     }
 }
@@ -63,7 +63,7 @@ pub struct FrameReader<R> {
     input: R,
     offset: u64,
     index: u64,
-    version: Option<Version>,
+    version: Option<StreamVersion>,
 }
 
 impl<R: Read> FrameReader<R> {
@@ -78,7 +78,7 @@ impl<R: Read> FrameReader<R> {
     }
 
     /// Reads the header of the next stream. Returns `None` at the end of the input.
-    pub fn stream(&mut self) -> Result<Option<Version>, StreamError> {
+    pub fn stream(&mut self) -> Result<Option<StreamVersion>, StreamError> {
         let position = Position { index: 0, offset: self.offset, kind: None };
         let fail = |problem| StreamError { position, problem };
         let mut header = [0; STREAM_HEADER_BYTES];
@@ -86,16 +86,16 @@ impl<R: Read> FrameReader<R> {
             0 => return Ok(None),
             STREAM_HEADER_BYTES => {}
             found if header.get(..found.min(MAGIC.len())) != MAGIC.get(..found.min(MAGIC.len())) => {
-                return Err(fail(Problem::NotAStream));
+                return Err(fail(StreamProblem::NotAStream));
             }
             found => return Err(fail(truncated(STREAM_HEADER_BYTES, found))),
         }
         let (magic, number) = header.split_at(MAGIC.len());
         if magic != MAGIC {
-            return Err(fail(Problem::NotAStream));
+            return Err(fail(StreamProblem::NotAStream));
         }
         let number = u32::from_le_bytes(number.try_into().unwrap_or_default());
-        let version = Version::from_number(number).ok_or_else(|| fail(Problem::Version(number)))?;
+        let version = StreamVersion::from_number(number).ok_or_else(|| fail(StreamProblem::Version(number)))?;
         self.version = Some(version);
         Ok(Some(version))
     }
@@ -113,8 +113,9 @@ impl<R: Read> FrameReader<R> {
     /// [`body`](Self::body).
     pub fn head(&mut self) -> Result<Option<FrameHeader>, StreamError> {
         let mut position = Position { index: self.index.saturating_add(1), offset: self.offset, kind: None };
-        let version =
-            self.version.ok_or(StreamError { position: Position { index: 0, ..position }, problem: Problem::Empty })?;
+        let version = self
+            .version
+            .ok_or(StreamError { position: Position { index: 0, ..position }, problem: StreamProblem::Empty })?;
         let mut header = [0; HEADER_BYTES];
         let fail = |problem| StreamError { position, problem };
         match self.fill(&mut header).map_err(fail)? {
@@ -127,10 +128,10 @@ impl<R: Read> FrameReader<R> {
         position.kind = CommandKind::from_number(number);
         let header = FrameHeader { version, position, len, number, crc: u32::from_le_bytes([c0, c1, c2, c3]) };
         if position.kind.is_none() {
-            return Err(header.problem(Problem::UnknownCommand(number)));
+            return Err(header.problem(StreamProblem::UnknownCommand(number)));
         }
         if header.whole_len() > MAX_COMMAND_BYTES {
-            return Err(header.problem(Problem::TooLong(u64::from(len))));
+            return Err(header.problem(StreamProblem::TooLong(u64::from(len))));
         }
         Ok(Some(header))
     }
@@ -150,7 +151,7 @@ impl<R: Read> FrameReader<R> {
     }
 
     /// Appends `len` bytes of the input. Grows the buffer by at most `STEP` bytes before reading these bytes.
-    fn append(&mut self, len: usize, out: &mut Vec<u8>) -> Result<(), Problem> {
+    fn append(&mut self, len: usize, out: &mut Vec<u8>) -> Result<(), StreamProblem> {
         const STEP: usize = 256 << 10;
         let mut missing = len;
         while missing > 0 {
@@ -166,14 +167,14 @@ impl<R: Read> FrameReader<R> {
     }
 
     /// Reads until `out` is full or the input ends. Returns the number of bytes read.
-    fn fill(&mut self, out: &mut [u8]) -> Result<usize, Problem> {
+    fn fill(&mut self, out: &mut [u8]) -> Result<usize, StreamProblem> {
         let mut filled = 0_usize;
         while let Some(rest) = out.get_mut(filled..).filter(|rest| !rest.is_empty()) {
             match self.input.read(rest) {
                 Ok(0) => break,
                 Ok(read) => filled = filled.saturating_add(read),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Problem::Io(error)),
+                Err(error) => return Err(StreamProblem::Io(error)),
             }
         }
         self.offset = self.offset.saturating_add(u64::try_from(filled).unwrap_or(u64::MAX));
@@ -181,6 +182,6 @@ impl<R: Read> FrameReader<R> {
     }
 }
 
-fn truncated(expected: usize, found: usize) -> Problem {
-    Problem::Truncated { missing: u64::try_from(expected.saturating_sub(found)).unwrap_or(u64::MAX) }
+fn truncated(expected: usize, found: usize) -> StreamProblem {
+    StreamProblem::Truncated { missing: u64::try_from(expected.saturating_sub(found)).unwrap_or(u64::MAX) }
 }

@@ -1,4 +1,4 @@
-//! The send stream of btrfs: [`Command`], an encoder ([`Writer`], [`encode`]) and a parser ([`FrameReader`],
+//! The send stream of btrfs: [`StreamCommand`], an encoder ([`StreamWriter`], [`encode`]) and a parser ([`FrameReader`],
 //! [`parse`]).
 //!
 //! Like `format`, this crate only encodes, decodes and checks, and makes no policy decisions. The crate does I/O only
@@ -37,10 +37,10 @@ mod error;
 mod frame;
 mod path;
 
-pub use command::{Attribute, Command, CommandKind, Compression, Version};
+pub use command::{Attribute, CommandKind, EncodedCompression, StreamCommand, StreamVersion};
 pub use decode::parse;
-pub use encode::{EncodeError, Writer, encode, encode_header, encode_with};
-pub use error::{Position, Problem, StreamError};
+pub use encode::{EncodeError, StreamWriter, encode, encode_header, encode_with};
+pub use error::{Position, StreamError, StreamProblem};
 pub use frame::{FrameHeader, FrameReader, HEADER_BYTES};
 pub use path::{PathProblem, StreamPath};
 

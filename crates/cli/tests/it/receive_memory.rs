@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{ChildStdin, Stdio};
 use std::time::Duration;
 
-use ubtrfs_stream::{Command, Version, Writer};
+use ubtrfs_stream::{StreamCommand, StreamVersion, StreamWriter};
 use uuid::Uuid;
 
 use crate::common::{command, ok, text, ubtrfs};
@@ -21,7 +21,7 @@ use crate::common::{command, ok, text, ubtrfs};
 /// file takes 22 MiB.
 const LEAST_MIB: u64 = 144;
 
-type Out = Writer<BufWriter<ChildStdin>>;
+type Out = StreamWriter<BufWriter<ChildStdin>>;
 
 /// Peak resident memory, in MiB, of a receive of a subvolume with the commands that `fill` writes.
 fn peak_mib(dir: &Path, limit_mib: u64, options: &[&str], fill: &mut (dyn FnMut(&mut Out) + Send)) -> u64 {
@@ -33,12 +33,12 @@ fn peak_mib(dir: &Path, limit_mib: u64, options: &[&str], fill: &mut (dyn FnMut(
     let args = ["receive", "-q", "--memory", &memory].into_iter().chain(options.iter().copied()).chain([&*place]);
     let mut child = command(args).stdin(Stdio::piped()).spawn().unwrap();
     let status = format!("/proc/{}/status", child.id());
-    let mut out = Writer::new(BufWriter::new(child.stdin.take().unwrap()), Version::V2).unwrap();
+    let mut out = StreamWriter::new(BufWriter::new(child.stdin.take().unwrap()), StreamVersion::V2).unwrap();
     let peak = std::thread::scope(|scope| {
         scope.spawn(move || {
-            out.command(&Command::Subvol { path: b"s", uuid: Uuid::from_u128(1), ctransid: 7 }).unwrap();
+            out.command(&StreamCommand::Subvol { path: b"s", uuid: Uuid::from_u128(1), ctransid: 7 }).unwrap();
             fill(&mut out);
-            out.command(&Command::End).unwrap();
+            out.command(&StreamCommand::End).unwrap();
             out.into_inner().flush().unwrap();
         });
         let mut peak = 0;
@@ -63,10 +63,10 @@ fn path_of(dir: &[u8], name: &str) -> Vec<u8> {
 /// 249 bytes fewer.
 fn deep_dir(out: &mut Out, len: usize) -> Vec<u8> {
     let mut path = b"d".to_vec();
-    out.command(&Command::Mkdir { path: &path, ino: 0 }).unwrap();
+    out.command(&StreamCommand::Mkdir { path: &path, ino: 0 }).unwrap();
     while path.len() + 250 <= len {
         path = path_of(&path, &"d".repeat(249));
-        out.command(&Command::Mkdir { path: &path, ino: 0 }).unwrap();
+        out.command(&StreamCommand::Mkdir { path: &path, ino: 0 }).unwrap();
     }
     path
 }
@@ -75,25 +75,25 @@ fn many_files(out: &mut Out, count: u32) {
     let time = ubtrfs_format::item::Timespec { sec: 1000, nsec: 0 };
     for number in 0..count {
         if number % 1000 == 0 {
-            out.command(&Command::Mkdir { path: format!("d{}", number / 1000).as_bytes(), ino: 0 }).unwrap();
+            out.command(&StreamCommand::Mkdir { path: format!("d{}", number / 1000).as_bytes(), ino: 0 }).unwrap();
         }
         let path = format!("d{}/{number:0>100}", number / 1000);
         let path = path.as_bytes();
-        out.command(&Command::Mkfile { path, ino: 0 }).unwrap();
-        out.command(&Command::Write { path, offset: 0, data: &[7; 100] }).unwrap();
-        out.command(&Command::Chown { path, uid: 1, gid: 1 }).unwrap();
-        out.command(&Command::Chmod { path, mode: 0o644 }).unwrap();
-        out.command(&Command::Utimes { path, atime: time, mtime: time, ctime: time, otime: None }).unwrap();
+        out.command(&StreamCommand::Mkfile { path, ino: 0 }).unwrap();
+        out.command(&StreamCommand::Write { path, offset: 0, data: &[7; 100] }).unwrap();
+        out.command(&StreamCommand::Chown { path, uid: 1, gid: 1 }).unwrap();
+        out.command(&StreamCommand::Chmod { path, mode: 0o644 }).unwrap();
+        out.command(&StreamCommand::Utimes { path, atime: time, mtime: time, ctime: time, otime: None }).unwrap();
     }
 }
 
 /// Writes blocks of one file at distant offsets.
 fn fragments(out: &mut Out, count: u64) {
     let block = std::array::from_fn::<u8, 4096, _>(|at| (at * 31) as u8);
-    out.command(&Command::Mkfile { path: b"f", ino: 0 }).unwrap();
+    out.command(&StreamCommand::Mkfile { path: b"f", ino: 0 }).unwrap();
     for number in 0..count {
         let offset = (number * 7919 % 2_000_003) * 8192;
-        out.command(&Command::Write { path: b"f", offset, data: &block }).unwrap();
+        out.command(&StreamCommand::Write { path: b"f", offset, data: &block }).unwrap();
     }
 }
 
@@ -131,12 +131,12 @@ fn a_small_limit_keeps_every_receive_near_the_least_memory() {
     check_peaks(
         64,
         &mut [
-            ("one file", &[], &mut |out| out.command(&Command::Mkfile { path: b"f", ino: 0 }).unwrap()),
+            ("one file", &[], &mut |out| out.command(&StreamCommand::Mkfile { path: b"f", ino: 0 }).unwrap()),
             ("large commands", &[], &mut |out| {
-                out.command(&Command::Mkfile { path: b"f", ino: 0 }).unwrap();
+                out.command(&StreamCommand::Mkfile { path: b"f", ino: 0 }).unwrap();
                 for number in 0..40 {
                     let offset = number * data.len() as u64;
-                    out.command(&Command::Write { path: b"f", offset, data: &data }).unwrap();
+                    out.command(&StreamCommand::Write { path: b"f", offset, data: &data }).unwrap();
                 }
             }),
             ("fragments", &[], &mut |out| fragments(out, 200_000)),
@@ -145,16 +145,16 @@ fn a_small_limit_keeps_every_receive_near_the_least_memory() {
                 let dir = deep_dir(out, 3800);
                 for number in 0..25_000 {
                     let path = path_of(&dir, &format!("{number:0>200}"));
-                    out.command(&Command::Mkdir { path: &path, ino: 0 }).unwrap();
-                    out.command(&Command::Mkfile { path: &path_of(&path, "f"), ino: 0 }).unwrap();
+                    out.command(&StreamCommand::Mkdir { path: &path, ino: 0 }).unwrap();
+                    out.command(&StreamCommand::Mkfile { path: &path_of(&path, "f"), ino: 0 }).unwrap();
                 }
             }),
             ("small files", &["--verify"], &mut |out| many_files(out, 200_000)),
             ("fragments", &["--verify"], &mut |out| {
-                out.command(&Command::Mkfile { path: b"f", ino: 0 }).unwrap();
+                out.command(&StreamCommand::Mkfile { path: b"f", ino: 0 }).unwrap();
                 for number in 0..400_000 {
                     let offset = number * 512;
-                    out.command(&Command::Write { path: b"f", offset, data: &data[..512] }).unwrap();
+                    out.command(&StreamCommand::Write { path: b"f", offset, data: &data[..512] }).unwrap();
                 }
             }),
         ],

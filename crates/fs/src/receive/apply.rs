@@ -5,7 +5,7 @@
 
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::{Compression as DiskCompression, InodeFlags};
-use ubtrfs_stream::{Command, Compression, FrameHeader, Position};
+use ubtrfs_stream::{EncodedCompression, FrameHeader, Position, StreamCommand};
 
 use super::error::{ReceiveError, ReceiveProblem};
 use super::incomplete::{INCOMPLETE_XATTR, Progress, Sent};
@@ -70,7 +70,7 @@ impl<'s> Current<'s> {
     }
 
     /// Skips a command that an earlier receive applied. Returns false, without a change, for any other command.
-    pub(crate) fn skips(&mut self, header: &FrameHeader, command: &Command<'_>) -> Result<bool> {
+    pub(crate) fn skips(&mut self, header: &FrameHeader, command: &StreamCommand<'_>) -> Result<bool> {
         if self.progress.nr_commands >= self.resumed.nr_commands {
             return Ok(false);
         }
@@ -107,20 +107,20 @@ impl<'s> Current<'s> {
     }
 
     /// Applies a command that neither begins nor ends a subvolume.
-    pub(crate) fn apply(&mut self, session: &mut Session<'_>, command: &Command<'_>) -> Result<()> {
+    pub(crate) fn apply(&mut self, session: &mut Session<'_>, command: &StreamCommand<'_>) -> Result<()> {
         let fs = session.fs;
         let Some(mut verifier) = self.verifier.take() else {
             self.change(session, command)?;
             self.note_capability(command);
             return Ok(());
         };
-        let is_removal = matches!(command, Command::Unlink { .. } | Command::Rmdir { .. });
+        let is_removal = matches!(command, StreamCommand::Unlink { .. } | StreamCommand::Rmdir { .. });
         let removed = match command.path() {
             Some(path) if is_removal => Some(self.walk.inode(fs, path)),
             _ => None,
         };
         let replaced = match command {
-            Command::Rename { to, .. } => self.walk.inode(fs, to).ok(),
+            StreamCommand::Rename { to, .. } => self.walk.inode(fs, to).ok(),
             _ => None,
         };
         let changed = self.change(session, command).and_then(|()| {
@@ -130,7 +130,7 @@ impl<'s> Current<'s> {
             }
             let id = match (removed, command) {
                 (Some(id), _) => id?,
-                (None, Command::Rename { to, .. }) => self.walk.inode(fs, to)?,
+                (None, StreamCommand::Rename { to, .. }) => self.walk.inode(fs, to)?,
                 (None, _) => self.walk.inode(fs, command.path().unwrap_or_default())?,
             };
             verifier.note(id.ino, command);
@@ -153,11 +153,17 @@ impl<'s> Current<'s> {
     }
 
     /// Prepares to apply a command: shares the data that waits, unless the command continues it.
-    pub(crate) fn share_before(&mut self, fs: &Fs, at: Position, command: &Command<'_>) -> Result<(), ReceiveError> {
+    pub(crate) fn share_before(
+        &mut self,
+        fs: &Fs,
+        at: Position,
+        command: &StreamCommand<'_>,
+    ) -> Result<(), ReceiveError> {
         let continues = match (&self.sharing, command) {
-            (Some(sharing), Command::Write { path, offset, .. } | Command::EncodedWrite { path, offset, .. }) => {
-                sharing.continues(fs, path, *offset)
-            }
+            (
+                Some(sharing),
+                StreamCommand::Write { path, offset, .. } | StreamCommand::EncodedWrite { path, offset, .. },
+            ) => sharing.continues(fs, path, *offset),
             _ => false,
         };
         let shared = if continues { Ok(()) } else { self.share_waiting(fs) };
@@ -168,68 +174,68 @@ impl<'s> Current<'s> {
     }
 
     /// Updates `capability` after a command that was applied, now or by an earlier receive.
-    fn note_capability(&mut self, command: &Command<'_>) {
+    fn note_capability(&mut self, command: &StreamCommand<'_>) {
         let is_of = |noted: &Option<(Vec<u8>, Vec<u8>)>, path: &[u8]| noted.as_ref().is_some_and(|(of, _)| of == path);
         match *command {
-            Command::SetXattr { path, name, data } if name == CAPABILITY => {
+            StreamCommand::SetXattr { path, name, data } if name == CAPABILITY => {
                 self.capability = Some((path.to_vec(), data.to_vec()));
             }
-            Command::RemoveXattr { path, name } if name == CAPABILITY && is_of(&self.capability, path) => {
+            StreamCommand::RemoveXattr { path, name } if name == CAPABILITY && is_of(&self.capability, path) => {
                 self.capability = None;
             }
-            Command::Chown { .. } => self.capability = None,
-            Command::Rename { path, to } if is_of(&self.capability, path) => {
+            StreamCommand::Chown { .. } => self.capability = None,
+            StreamCommand::Rename { path, to } if is_of(&self.capability, path) => {
                 self.capability = self.capability.take().map(|(_, value)| (to.to_vec(), value));
             }
             _ => {}
         }
     }
 
-    fn change(&mut self, session: &mut Session<'_>, command: &Command<'_>) -> Result<()> {
+    fn change(&mut self, session: &mut Session<'_>, command: &StreamCommand<'_>) -> Result<()> {
         let fs = session.fs;
         match *command {
-            Command::Subvol { .. } | Command::Snapshot { .. } | Command::End => {
+            StreamCommand::Subvol { .. } | StreamCommand::Snapshot { .. } | StreamCommand::End => {
                 Err(ReceiveProblem::Order("a subvolume inside of another"))
             }
-            Command::Mkfile { path, .. }
-            | Command::Mkdir { path, .. }
-            | Command::Mknod { path, .. }
-            | Command::Mkfifo { path, .. }
-            | Command::Mksock { path, .. }
-            | Command::Symlink { path, .. } => match new_inode(command) {
+            StreamCommand::Mkfile { path, .. }
+            | StreamCommand::Mkdir { path, .. }
+            | StreamCommand::Mknod { path, .. }
+            | StreamCommand::Mkfifo { path, .. }
+            | StreamCommand::Mksock { path, .. }
+            | StreamCommand::Symlink { path, .. } => match new_inode(command) {
                 Some(new) => self.create(fs, path, new?),
                 None => Ok(()),
             },
-            Command::Rename { path, to } => self.rename(fs, path, to),
-            Command::Link { path, target } => {
+            StreamCommand::Rename { path, to } => self.rename(fs, path, to),
+            StreamCommand::Link { path, target } => {
                 let id = self.walk.inode(fs, target)?;
                 let (dir, name) = self.walk.place(fs, path)?;
                 let linked = fs.link(id, dir, name)?;
                 uncount(fs, linked.id);
                 Ok(())
             }
-            Command::Unlink { path } => {
+            StreamCommand::Unlink { path } => {
                 let (dir, name) = self.walk.place(fs, path)?;
                 self.walk.gone(dir, path);
                 Ok(fs.unlink(dir, name)?)
             }
-            Command::Rmdir { path } => {
+            StreamCommand::Rmdir { path } => {
                 let (dir, name) = self.walk.place(fs, path)?;
                 self.walk.gone(dir, path);
                 // `rmdir` would also remove an empty subvolume. `entry` fails if the name leads to a subvolume.
                 entry(fs, dir, name)?;
                 Ok(fs.rmdir(dir, name)?)
             }
-            Command::SetXattr { path, name, data } => self.set_xattr(fs, path, name, data),
-            Command::RemoveXattr { path, name } => {
+            StreamCommand::SetXattr { path, name, data } => self.set_xattr(fs, path, name, data),
+            StreamCommand::RemoveXattr { path, name } => {
                 let id = self.walk.inode(fs, path)?;
                 if self.is_mark(id, name) {
                     return Ok(());
                 }
                 Ok(fs.removexattr(id, name, &Caller::ROOT)?)
             }
-            Command::Write { path, offset, data } => self.write(fs, path, offset, data),
-            Command::Clone { offset, len, path, clone_uuid, clone_ctransid, clone_path, clone_offset } => {
+            StreamCommand::Write { path, offset, data } => self.write(fs, path, offset, data),
+            StreamCommand::Clone { offset, len, path, clone_uuid, clone_ctransid, clone_path, clone_offset } => {
                 let source = match clone_uuid == self.sent.uuid {
                     true => self.walk.inode(fs, clone_path)?,
                     false => {
@@ -241,24 +247,24 @@ impl<'s> Current<'s> {
                 // `clone_range` takes a length of 0 as "up to the end of the file".
                 if len == 0 { Ok(()) } else { Ok(fs.clone_range(source, clone_offset, id, offset, len)?) }
             }
-            Command::Truncate { path, size } => {
+            StreamCommand::Truncate { path, size } => {
                 self.set(fs, path, SetAttr { size: Some(size), ..SetAttr::default() }).map(drop)
             }
-            Command::Chmod { path, .. } | Command::Utimes { path, .. } => {
+            StreamCommand::Chmod { path, .. } | StreamCommand::Utimes { path, .. } => {
                 self.set(fs, path, attributes_of(command)?).map(drop)
             }
-            Command::Chown { path, .. } => self.chown(fs, path, attributes_of(command)?),
+            StreamCommand::Chown { path, .. } => self.chown(fs, path, attributes_of(command)?),
             // The range was sent without data, so there is nothing to write.
-            Command::UpdateExtent { path, .. } => self.walk.inode(fs, path).map(drop),
-            Command::Fallocate { path, mode, offset, size } => {
+            StreamCommand::UpdateExtent { path, .. } => self.walk.inode(fs, path).map(drop),
+            StreamCommand::Fallocate { path, mode, offset, size } => {
                 let id = self.walk.inode(fs, path)?;
                 let mode = FallocateMode::from_bits(mode).ok_or(Error::NotSupported("this mode of fallocate"))?;
                 Ok(fs.fallocate(id, offset, size, mode)?)
             }
-            Command::Fileattr { path, attr } => self.fileattr(fs, path, attr),
-            Command::EncodedWrite { .. } => self.write_encoded(session, command),
+            StreamCommand::Fileattr { path, attr } => self.fileattr(fs, path, attr),
+            StreamCommand::EncodedWrite { .. } => self.write_encoded(session, command),
             // The file arrives whole, but later changes of it will not be detected. The report says so.
-            Command::EnableVerity { path, .. } => {
+            StreamCommand::EnableVerity { path, .. } => {
                 self.walk.inode(fs, path)?;
                 session.report.nr_without_verity = session.report.nr_without_verity.saturating_add(1);
                 Ok(())
@@ -353,8 +359,8 @@ impl<'s> Current<'s> {
         Ok(fs.write_all(id, offset, data)?)
     }
 
-    fn write_encoded(&mut self, session: &mut Session<'_>, command: &Command<'_>) -> Result<()> {
-        let Command::EncodedWrite {
+    fn write_encoded(&mut self, session: &mut Session<'_>, command: &StreamCommand<'_>) -> Result<()> {
+        let StreamCommand::EncodedWrite {
             path,
             offset,
             unencoded_file_len: len,
@@ -372,11 +378,11 @@ impl<'s> Current<'s> {
         }
         let number = compression.unwrap_or(0);
         let unknown = || ReceiveProblem::NotSupported(format!("compression number {number} is not known"));
-        let (kind, sectorsize) = match Compression::from_number(number).ok_or_else(unknown)? {
-            Compression::None => (DiskCompression::None, 0),
-            Compression::Zlib => (DiskCompression::Zlib, 0),
-            Compression::Zstd => (DiskCompression::Zstd, 0),
-            Compression::Lzo { sectorsize } => (DiskCompression::Lzo, sectorsize),
+        let (kind, sectorsize) = match EncodedCompression::from_number(number).ok_or_else(unknown)? {
+            EncodedCompression::None => (DiskCompression::None, 0),
+            EncodedCompression::Zlib => (DiskCompression::Zlib, 0),
+            EncodedCompression::Zstd => (DiskCompression::Zstd, 0),
+            EncodedCompression::Lzo { sectorsize } => (DiskCompression::Lzo, sectorsize),
         };
         let id = self.walk.inode(session.fs, path)?;
         let encoded = Encoded { kind, sectorsize, bytes, ram_bytes, skip, len };
@@ -408,17 +414,17 @@ impl<'s> Current<'s> {
 
 /// The inode that a command creates; `None` for a command that creates none. Until the `chmod` of the inode, only its
 /// owner can access it.
-pub(crate) fn new_inode<'c>(command: &Command<'c>) -> Option<Result<NewInode<'c>>> {
+pub(crate) fn new_inode<'c>(command: &StreamCommand<'c>) -> Option<Result<NewInode<'c>>> {
     let new = match *command {
-        Command::Mkfile { .. } => NewInode::file(0o600),
-        Command::Mkdir { .. } => NewInode::dir(0o700),
-        Command::Mknod { rdev, mode, .. } => match device_node(rdev, mode) {
+        StreamCommand::Mkfile { .. } => NewInode::file(0o600),
+        StreamCommand::Mkdir { .. } => NewInode::dir(0o700),
+        StreamCommand::Mknod { rdev, mode, .. } => match device_node(rdev, mode) {
             Ok(new) => new,
             Err(error) => return Some(Err(error.into())),
         },
-        Command::Mkfifo { .. } => NewInode { mode: mode::FIFO | 0o600, ..NewInode::default() },
-        Command::Mksock { .. } => NewInode { mode: mode::SOCKET | 0o600, ..NewInode::default() },
-        Command::Symlink { target, .. } => NewInode::symlink(target),
+        StreamCommand::Mkfifo { .. } => NewInode { mode: mode::FIFO | 0o600, ..NewInode::default() },
+        StreamCommand::Mksock { .. } => NewInode { mode: mode::SOCKET | 0o600, ..NewInode::default() },
+        StreamCommand::Symlink { target, .. } => NewInode::symlink(target),
         _ => return None,
     };
     Some(Ok(NewInode { inherits_nothing: true, ..new }))
@@ -434,18 +440,18 @@ fn device_node<'n>(rdev: u64, of_node: u64) -> Result<NewInode<'n>, Error> {
 }
 
 /// The paths that a command adds or removes.
-fn changed_names<'c>(command: &Command<'c>) -> [Option<&'c [u8]>; 2] {
+fn changed_names<'c>(command: &StreamCommand<'c>) -> [Option<&'c [u8]>; 2] {
     match *command {
-        Command::Rename { path, to } => [Some(path), Some(to)],
-        Command::Mkfile { path, .. }
-        | Command::Mkdir { path, .. }
-        | Command::Mknod { path, .. }
-        | Command::Mkfifo { path, .. }
-        | Command::Mksock { path, .. }
-        | Command::Symlink { path, .. }
-        | Command::Link { path, .. }
-        | Command::Unlink { path }
-        | Command::Rmdir { path } => [Some(path), None],
+        StreamCommand::Rename { path, to } => [Some(path), Some(to)],
+        StreamCommand::Mkfile { path, .. }
+        | StreamCommand::Mkdir { path, .. }
+        | StreamCommand::Mknod { path, .. }
+        | StreamCommand::Mkfifo { path, .. }
+        | StreamCommand::Mksock { path, .. }
+        | StreamCommand::Symlink { path, .. }
+        | StreamCommand::Link { path, .. }
+        | StreamCommand::Unlink { path }
+        | StreamCommand::Rmdir { path } => [Some(path), None],
         _ => [None, None],
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ubtrfs_stream::{PathProblem, Position, Problem, StreamError};
+use ubtrfs_stream::{PathProblem, Position, StreamError, StreamProblem};
 use uuid::Uuid;
 
 use crate::Error;
@@ -23,7 +23,7 @@ pub struct ReceiveError {
 pub enum ReceiveProblem {
     /// The stream is damaged.
     #[error("{0}")]
-    Stream(Problem),
+    Stream(StreamProblem),
     /// The filesystem refuses the command.
     #[error("{0}")]
     Fs(#[from] Error),

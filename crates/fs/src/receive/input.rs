@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use ubtrfs_stream::{CommandKind, FrameHeader, FrameReader, Position, Problem, StreamError};
+use ubtrfs_stream::{CommandKind, FrameHeader, FrameReader, Position, StreamError, StreamProblem};
 
 /// Consecutive commands of the input.
 #[derive(Debug, Default)]
@@ -123,7 +123,7 @@ pub(crate) fn read_all(
         match reader.stream() {
             Ok(Some(_)) => nr_streams = u64::saturating_add(nr_streams, 1),
             Ok(None) if nr_streams == 0 => {
-                break Some(StreamError { position: Position::default(), problem: Problem::Empty });
+                break Some(StreamError { position: Position::default(), problem: StreamProblem::Empty });
             }
             Ok(None) => break None,
             Err(error) => break Some(error),
@@ -183,7 +183,7 @@ fn read_batch(
     // The limit on time lets commands of a slow input be applied soon after they arrive.
     while batch.memory_bytes() < BATCH_BYTES && began.elapsed() < BATCH_TIME {
         let position = Position { offset: reader.offset(), ..Position::default() };
-        let header = reader.head()?.ok_or(StreamError { position, problem: Problem::NoEnd })?;
+        let header = reader.head()?.ok_or(StreamError { position, problem: StreamProblem::NoEnd })?;
         if header.whole_len() > BATCH_BYTES {
             *large = Some(header);
             return Ok(false);
@@ -226,7 +226,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc::sync_channel;
 
-    use ubtrfs_stream::{Command, Version, Writer};
+    use ubtrfs_stream::{StreamCommand, StreamVersion, StreamWriter};
 
     use super::*;
 
@@ -243,10 +243,10 @@ mod tests {
 
     #[test]
     fn large_commands_do_not_pile_up() {
-        let mut writer = Writer::new(Vec::new(), Version::V2).unwrap();
+        let mut writer = StreamWriter::new(Vec::new(), StreamVersion::V2).unwrap();
         let data = vec![7; 6 << 20];
-        (0..12).for_each(|_| writer.command(&Command::Write { path: b"f", offset: 0, data: &data }).unwrap());
-        writer.command(&Command::End).unwrap();
+        (0..12).for_each(|_| writer.command(&StreamCommand::Write { path: b"f", offset: 0, data: &data }).unwrap());
+        writer.command(&StreamCommand::End).unwrap();
         let input = writer.into_inner();
         let (count, room) = (&AtomicUsize::new(0), &Room::new(8 << 20));
         let input = &input[..];

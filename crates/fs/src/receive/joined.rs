@@ -5,7 +5,7 @@
 //! - I2. Joined commands are applied all or none: if the joined change fails, nothing has changed, and the commands are
 //!   applied one by one, so that the error is that of the command that fails.
 
-use ubtrfs_stream::{Command, CommandKind, FrameHeader, parse};
+use ubtrfs_stream::{CommandKind, FrameHeader, StreamCommand, parse};
 
 use super::apply::new_inode;
 use super::error::ReceiveProblem;
@@ -24,7 +24,7 @@ impl<'c> Joined<'c> {
     /// Joins a command with the frames after it. Also returns the number of joined frames, which is at least 1.
     pub(crate) fn new(
         header: &FrameHeader,
-        command: &Command<'c>,
+        command: &StreamCommand<'c>,
         rest: impl Iterator<Item = (&'c FrameHeader, &'c [u8])>,
     ) -> Option<(Self, usize)> {
         match header.position.kind? {
@@ -40,7 +40,7 @@ impl<'c> Joined<'c> {
     }
 
     fn create(
-        command: &Command<'c>,
+        command: &StreamCommand<'c>,
         mut rest: impl Iterator<Item = (&'c FrameHeader, &'c [u8])>,
     ) -> Option<(Self, usize)> {
         let temporary = command.path()?;
@@ -48,13 +48,13 @@ impl<'c> Joined<'c> {
         if header.position.kind != Some(CommandKind::Rename) {
             return None;
         }
-        let Ok(Command::Rename { path, to }) = parse(header, bytes) else { return None };
+        let Ok(StreamCommand::Rename { path, to }) = parse(header, bytes) else { return None };
         let new = new_inode(command)?.ok()?;
         (path == temporary).then_some((Self::Create { temporary, to, new }, 1))
     }
 
     fn attributes(
-        command: &Command<'c>,
+        command: &StreamCommand<'c>,
         rest: impl Iterator<Item = (&'c FrameHeader, &'c [u8])>,
     ) -> Option<(Self, usize)> {
         let path = command.path()?;
@@ -80,7 +80,7 @@ impl<'c> Joined<'c> {
 
 /// Merges the attributes that a command sets into `set`. Returns false and leaves `set` unchanged if the command is
 /// invalid, or if one change could not have the same result as the single commands.
-fn add(set: &mut SetAttr, command: &Command<'_>) -> bool {
+fn add(set: &mut SetAttr, command: &StreamCommand<'_>) -> bool {
     let Ok(added) = attributes_of(command) else { return false };
     // A change of owner removes permission bits that were set before.
     if added.uid.is_some() && set.mode.is_some() {
@@ -100,17 +100,17 @@ fn add(set: &mut SetAttr, command: &Command<'_>) -> bool {
 
 /// The attributes that a `chown`, `chmod` or `utimes` command sets; none for any other command. `utimes` sets the times
 /// that Linux can set, and the creation time. The change time becomes the current time, as on Linux.
-pub(crate) fn attributes_of(command: &Command<'_>) -> Result<SetAttr, ReceiveProblem> {
+pub(crate) fn attributes_of(command: &StreamCommand<'_>) -> Result<SetAttr, ReceiveProblem> {
     let number =
         |id: u64| u32::try_from(id).map_err(|_| crate::Error::InvalidArgument("the user or group id is too large"));
     Ok(match *command {
-        Command::Chown { uid, gid, .. } => {
+        StreamCommand::Chown { uid, gid, .. } => {
             SetAttr { uid: Some(number(uid)?), gid: Some(number(gid)?), ..SetAttr::default() }
         }
-        Command::Chmod { mode: bits, .. } => {
+        StreamCommand::Chmod { mode: bits, .. } => {
             SetAttr { mode: Some(bits as u32 & mode::PERMISSIONS), ..SetAttr::default() }
         }
-        Command::Utimes { atime, mtime, otime, .. } => {
+        StreamCommand::Utimes { atime, mtime, otime, .. } => {
             let (atime, mtime) = (Some(SetTime::At(atime)), Some(SetTime::At(mtime)));
             SetAttr { atime, mtime, otime, ..SetAttr::default() }
         }

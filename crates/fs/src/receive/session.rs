@@ -9,7 +9,7 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use ubtrfs_format::{Generation, RootId};
-use ubtrfs_stream::{Command, FrameHeader, Position, StreamPath, parse};
+use ubtrfs_stream::{FrameHeader, Position, StreamCommand, StreamPath, parse};
 use ubtrfs_transaction::Job;
 use uuid::Uuid;
 
@@ -226,7 +226,7 @@ impl Session<'_> {
     fn step_joined<'c>(
         &mut self,
         header: &FrameHeader,
-        command: &Command<'c>,
+        command: &StreamCommand<'c>,
         rest: impl Iterator<Item = (&'c FrameHeader, &'c [u8])> + Clone,
     ) -> Result<usize, ReceiveError> {
         let Some(current) = &mut self.current else { return Ok(0) };
@@ -247,7 +247,7 @@ impl Session<'_> {
     }
 
     /// Applies a command, or counts its error.
-    fn step(&mut self, header: &FrameHeader, command: &Command<'_>) -> Result<(), ReceiveError> {
+    fn step(&mut self, header: &FrameHeader, command: &StreamCommand<'_>) -> Result<(), ReceiveError> {
         let at = |problem, path: &[u8]| ReceiveError {
             position: Some(header.position),
             path: path.to_vec(),
@@ -255,17 +255,17 @@ impl Session<'_> {
         };
         let path = command.path().unwrap_or_default();
         match command {
-            Command::Subvol { path, uuid, ctransid } => {
+            StreamCommand::Subvol { path, uuid, ctransid } => {
                 self.complete(header.position)?;
                 let sent = Sent { uuid: *uuid, ctransid: *ctransid, parent: None };
                 return self.begin(path, sent).map_err(|problem| at(problem, path));
             }
-            Command::Snapshot { path, uuid, ctransid, clone_uuid, clone_ctransid } => {
+            StreamCommand::Snapshot { path, uuid, ctransid, clone_uuid, clone_ctransid } => {
                 self.complete(header.position)?;
                 let sent = Sent { uuid: *uuid, ctransid: *ctransid, parent: Some((*clone_uuid, *clone_ctransid)) };
                 return self.begin(path, sent).map_err(|problem| at(problem, path));
             }
-            Command::End => return self.complete(header.position),
+            StreamCommand::End => return self.complete(header.position),
             _ => {}
         }
         let no_subvolume = ReceiveProblem::Order("the stream does not begin with a subvolume");
@@ -498,7 +498,7 @@ const MOST_SOURCES: usize = 1024;
 #[cfg(test)]
 mod tests {
     use ubtrfs_device::{Device, MemoryDevice};
-    use ubtrfs_stream::{Version, Writer};
+    use ubtrfs_stream::{StreamVersion, StreamWriter};
 
     use super::*;
     use crate::MountOptions;
@@ -518,10 +518,10 @@ mod tests {
         }
     }
 
-    fn stream(begin: &Command<'_>) -> Vec<u8> {
-        let mut writer = Writer::new(Vec::new(), Version::V1).unwrap();
+    fn stream(begin: &StreamCommand<'_>) -> Vec<u8> {
+        let mut writer = StreamWriter::new(Vec::new(), StreamVersion::V1).unwrap();
         writer.command(begin).unwrap();
-        writer.command(&Command::End).unwrap();
+        writer.command(&StreamCommand::End).unwrap();
         writer.into_inner()
     }
 
@@ -531,9 +531,9 @@ mod tests {
         ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
         let fs = Fs::open(vec![device], MountOptions::default()).unwrap();
         let (uuid, next) = (Uuid::from_u128(1), Uuid::from_u128(2));
-        let first = stream(&Command::Subvol { path: b"s0", uuid, ctransid: 7 });
+        let first = stream(&StreamCommand::Subvol { path: b"s0", uuid, ctransid: 7 });
         let (clone_uuid, clone_ctransid) = (uuid, 7);
-        let snapshot = Command::Snapshot { path: b"s1", uuid: next, ctransid: 9, clone_uuid, clone_ctransid };
+        let snapshot = StreamCommand::Snapshot { path: b"s1", uuid: next, ctransid: 9, clone_uuid, clone_ctransid };
         // The state of another thread in the middle of `set_subvolume_read_only`, before its commit.
         let makes_writable = || {
             let id = loop {

@@ -19,7 +19,7 @@ use std::ops::Range;
 use ubtrfs_format::hash::crc32c_raw;
 use ubtrfs_format::item::Timespec;
 use ubtrfs_format::{Ino, RootId};
-use ubtrfs_stream::Command;
+use ubtrfs_stream::StreamCommand;
 use ubtrfs_transaction::Job;
 
 use super::error::ReceiveProblem;
@@ -97,10 +97,10 @@ impl Verifier {
     }
 
     /// Notes a command that was applied to an inode.
-    pub(crate) fn note(&mut self, ino: Ino, command: &Command<'_>) {
+    pub(crate) fn note(&mut self, ino: Ino, command: &StreamCommand<'_>) {
         let expected = self.inodes.entry(ino).or_default();
         let path = match *command {
-            Command::Rename { to, .. } => to,
+            StreamCommand::Rename { to, .. } => to,
             _ => command.path().unwrap_or_default(),
         };
         if expected.path != path {
@@ -109,7 +109,7 @@ impl Verifier {
         }
         let before = expected.data.len();
         match *command {
-            Command::Write { offset, data, .. } => {
+            StreamCommand::Write { offset, data, .. } => {
                 let end = offset.saturating_add(data.len() as u64);
                 expected.wrote(offset..end);
                 expected.size = expected.size.map(|size| size.max(end));
@@ -117,32 +117,36 @@ impl Verifier {
                     expected.data.insert(offset, (end, crc32c_raw(!0, data)));
                 }
             }
-            Command::EncodedWrite { offset, unencoded_file_len: len, .. } | Command::Clone { offset, len, .. } => {
+            StreamCommand::EncodedWrite { offset, unencoded_file_len: len, .. }
+            | StreamCommand::Clone { offset, len, .. } => {
                 let end = offset.saturating_add(len);
                 expected.wrote(offset..end);
                 expected.size = expected.size.map(|size| size.max(end));
             }
-            Command::Fallocate { offset, size, .. } => {
+            StreamCommand::Fallocate { offset, size, .. } => {
                 expected.changed(offset..offset.saturating_add(size));
                 // The mode of the fallocate decides whether the size changes, so the size is not compared.
                 expected.size = None;
             }
-            Command::Truncate { size, .. } => {
+            StreamCommand::Truncate { size, .. } => {
                 expected.changed(size..u64::MAX);
                 expected.size = Some(size);
             }
-            Command::Chmod { mode, .. } => expected.mode = Some(mode as u32 & mode::PERMISSIONS),
-            Command::Chown { uid, gid, .. } => {
+            StreamCommand::Chmod { mode, .. } => expected.mode = Some(mode as u32 & mode::PERMISSIONS),
+            StreamCommand::Chown { uid, gid, .. } => {
                 // A change of the owner may clear mode bits, so the mode is not compared.
                 (expected.owner, expected.mode) = (Some((uid, gid)), None);
             }
             // An ACL may change the mode, so the mode is not compared.
-            Command::SetXattr { .. } | Command::RemoveXattr { .. } => expected.mode = None,
-            Command::Utimes { atime, mtime, .. } => expected.times = Some((atime, mtime)),
-            Command::Unlink { .. } | Command::Rmdir { .. } => expected.may_be_gone = true,
+            StreamCommand::SetXattr { .. } | StreamCommand::RemoveXattr { .. } => expected.mode = None,
+            StreamCommand::Utimes { atime, mtime, .. } => expected.times = Some((atime, mtime)),
+            StreamCommand::Unlink { .. } | StreamCommand::Rmdir { .. } => expected.may_be_gone = true,
             _ => {}
         }
-        if !matches!(command, Command::Utimes { .. } | Command::Fileattr { .. } | Command::Rename { .. }) {
+        if !matches!(
+            command,
+            StreamCommand::Utimes { .. } | StreamCommand::Fileattr { .. } | StreamCommand::Rename { .. }
+        ) {
             expected.times = None;
         }
         self.nr_ranges = (self.nr_ranges + expected.data.len()).saturating_sub(before);

@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody};
 use ubtrfs_format::{Key, KeyType, RootId};
-use ubtrfs_stream::{Command, Version};
+use ubtrfs_stream::{StreamCommand, StreamVersion};
 
 use super::clones::{CloneFrom, Clones, FoundClone, Wanted};
 use super::pipeline::{Data, Pipeline, Source, stream_compression};
@@ -112,7 +112,7 @@ impl FileDiff {
         if self.size == self.present || self.present == 0 {
             return Ok(());
         }
-        pipeline.command(&Command::Truncate { path: &self.path, size: self.size })?;
+        pipeline.command(&StreamCommand::Truncate { path: &self.path, size: self.size })?;
         let end = std::mem::replace(&mut self.present, self.size);
         self.is_changed = true;
         if self.size < end {
@@ -123,7 +123,7 @@ impl FileDiff {
             Some(item) if item.is_data() => self.operate(&[Op::Data(sector, Arc::new(item))], clones, pipeline),
             item => {
                 self.hole(sector.clone(), pipeline)?;
-                if item.is_some_and(|item| item.is_prealloc()) && pipeline.version() >= Version::V2 {
+                if item.is_some_and(|item| item.is_prealloc()) && pipeline.version() >= StreamVersion::V2 {
                     self.fallocate(sector, KEEP_SIZE, pipeline)?;
                 }
                 Ok(())
@@ -179,7 +179,7 @@ impl FileDiff {
         self.work_until(u64::MAX, clones, pipeline)?;
         self.clone_holes(clones, pipeline)?;
         if self.present != self.size {
-            pipeline.command(&Command::Truncate { path: &self.path, size: self.size })?;
+            pipeline.command(&StreamCommand::Truncate { path: &self.path, size: self.size })?;
             self.is_changed = true;
             self.share_end(clones, pipeline)?;
         }
@@ -188,7 +188,7 @@ impl FileDiff {
 
     fn work_until(&mut self, limit: u64, clones: &mut Clones<'_>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
         let (old, new) = (cut(&mut self.old, limit), cut(&mut self.new, limit));
-        let has_fallocate = pipeline.version() >= Version::V2;
+        let has_fallocate = pipeline.version() >= StreamVersion::V2;
         let ops = Comparison { size: self.size, is_cut: self.is_cut, sectorsize: self.sectorsize, has_fallocate }
             .plan(&old, &new);
         self.operate(&ops, clones, pipeline)
@@ -220,7 +220,7 @@ impl FileDiff {
         if self.options.no_data {
             return self.update(range, pipeline);
         }
-        if pipeline.version() >= Version::V2 {
+        if pipeline.version() >= StreamVersion::V2 {
             return self.fallocate(range, PUNCH_HOLE | KEEP_SIZE, pipeline);
         }
         match self.holes.last_mut() {
@@ -232,14 +232,14 @@ impl FileDiff {
 
     fn fallocate(&self, range: Range<u64>, mode: u32, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
         let (offset, size) = (range.start, range.end - range.start);
-        pipeline.command(&Command::Fallocate { path: &self.path, mode, offset, size })
+        pipeline.command(&StreamCommand::Fallocate { path: &self.path, mode, offset, size })
     }
 
     fn update(&mut self, range: Range<u64>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
         let end = range.end.min(self.size);
         if range.start < end {
             let (offset, size) = (range.start, end - range.start);
-            pipeline.command(&Command::UpdateExtent { path: &self.path, offset, size })?;
+            pipeline.command(&StreamCommand::UpdateExtent { path: &self.path, offset, size })?;
         }
         Ok(())
     }
@@ -250,7 +250,7 @@ impl FileDiff {
         let start = self.size.max(self.present).next_multiple_of(u64::from(self.sectorsize));
         // In a crafted file, holes may be so long that the sum overflows.
         let end = start.checked_add(longest).ok_or(crate::Error::FileTooBig)?;
-        pipeline.command(&Command::Truncate { path: &self.path, size: end })?;
+        pipeline.command(&StreamCommand::Truncate { path: &self.path, size: end })?;
         for hole in std::mem::take(&mut self.holes) {
             let from = clones.own_file(Arc::clone(&self.path), start);
             self.clone_range(&from, hole.start, hole.end - hole.start, pipeline)?;
@@ -260,7 +260,7 @@ impl FileDiff {
     }
 
     fn clone_range(&self, from: &CloneFrom, offset: u64, len: u64, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
-        pipeline.command(&Command::Clone {
+        pipeline.command(&StreamCommand::Clone {
             offset,
             len,
             path: &self.path,
@@ -286,7 +286,7 @@ impl FileDiff {
                 let data = self.inline_data(&item.extent, end)?;
                 let most = ubtrfs_stream::WRITE_BYTES_V1;
                 for (offset, data) in (0..).step_by(most).zip(data.chunks(most)) {
-                    pipeline.command(&Command::Write { path: &self.path, offset, data })?;
+                    pipeline.command(&StreamCommand::Write { path: &self.path, offset, data })?;
                 }
                 return Ok(());
             }
@@ -340,7 +340,7 @@ impl FileDiff {
         let encoded = self.options.compressed
             && compression != Compression::None
             && has_name
-            && pipeline.version() >= Version::V2
+            && pipeline.version() >= StreamVersion::V2
             && regular.disk_num_bytes <= len;
         let mut done = 0;
         while done < len {

@@ -27,7 +27,7 @@ use std::thread;
 use parking_lot::{Condvar, Mutex};
 use ubtrfs_format::Logical;
 use ubtrfs_format::item::Compression;
-use ubtrfs_stream::{Command, EncodeError, Version, encode, encode_with};
+use ubtrfs_stream::{EncodeError, StreamCommand, StreamVersion, encode, encode_with};
 use ubtrfs_transaction::{Engine, Job};
 
 use crate::compression;
@@ -112,7 +112,7 @@ struct Queue {
 
 struct SendShared<'e> {
     engine: &'e Engine,
-    version: Version,
+    version: StreamVersion,
     queue: Mutex<Queue>,
     /// Notified when a slot can be read.
     unread: Condvar,
@@ -136,7 +136,7 @@ impl<'p> Pipeline<'p, '_> {
     /// Runs `walk` with a pipeline that writes to `output`.
     pub(super) fn with<T>(
         engine: &Engine,
-        version: Version,
+        version: StreamVersion,
         output: &mut (dyn Write + Send),
         job: &Job,
         walk: impl FnOnce(&mut Pipeline<'_, '_>) -> Result<T>,
@@ -169,7 +169,7 @@ impl<'p> Pipeline<'p, '_> {
     }
 
     /// The version of the stream.
-    pub(super) fn version(&self) -> Version {
+    pub(super) fn version(&self) -> StreamVersion {
         self.shared.version
     }
 
@@ -179,7 +179,7 @@ impl<'p> Pipeline<'p, '_> {
     }
 
     /// Appends a command.
-    pub(super) fn command(&mut self, command: &Command<'_>) -> Result<()> {
+    pub(super) fn command(&mut self, command: &StreamCommand<'_>) -> Result<()> {
         self.end_run()?;
         encode(self.shared.version, command, &mut self.pending).map_err(not_encoded)?;
         if self.pending.len() >= READY_BYTES { self.push_batch() } else { Ok(()) }
@@ -378,12 +378,12 @@ impl SendShared<'_> {
         out: &mut Vec<u8>,
     ) -> Result<()> {
         let most = match self.version {
-            Version::V1 => ubtrfs_stream::WRITE_BYTES_V1,
+            StreamVersion::V1 => ubtrfs_stream::WRITE_BYTES_V1,
             _ => ubtrfs_stream::WRITE_BYTES_V2,
         };
         let mut offset = run.at + range.start as u64;
         for data in plain[range].chunks(most) {
-            encode(self.version, &Command::Write { path: &run.path, offset, data }, out).map_err(not_encoded)?;
+            encode(self.version, &StreamCommand::Write { path: &run.path, offset, data }, out).map_err(not_encoded)?;
             offset += data.len() as u64;
         }
         Ok(())
@@ -392,7 +392,7 @@ impl SendShared<'_> {
     fn encode_compressed(&self, part: &Data, out: &mut Vec<u8>) -> Result<()> {
         let source = &part.source;
         let compression = stream_compression(source.compression, self.engine.geometry().sectorsize);
-        let command = Command::EncodedWrite {
+        let command = StreamCommand::EncodedWrite {
             path: &part.path,
             offset: part.at,
             unencoded_file_len: part.len,
@@ -539,7 +539,7 @@ fn written(output: &mut (dyn Write + Send), bytes: &[u8], job: &Job) -> Result<(
 
 /// The number of a compression method in a stream; `None` if the stream format has no number for the method.
 pub(super) fn stream_compression(compression: Compression, sectorsize: u32) -> Option<u32> {
-    use ubtrfs_stream::Compression as Stream;
+    use ubtrfs_stream::EncodedCompression as Stream;
     match compression {
         Compression::None => Stream::None,
         Compression::Zlib => Stream::Zlib,

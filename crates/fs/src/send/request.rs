@@ -5,7 +5,7 @@ use std::io::Write;
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::RootId;
 use ubtrfs_format::print::escaped;
-use ubtrfs_stream::{Command, Version};
+use ubtrfs_stream::{StreamCommand, StreamVersion};
 use ubtrfs_transaction::Job;
 
 use super::clones::Clones;
@@ -46,10 +46,10 @@ impl Fs {
     /// [`Error::NotPermitted`] if a subvolume is not read-only; [`Error::NoParent`] if clone sources are given and none
     /// can be the parent; [`Error::Output`] if the output fails; or an error of reading.
     pub fn send(&self, request: &SendRequest, output: &mut (dyn Write + Send), job: &Job) -> Result<()> {
-        let version = Version::from_number(request.version)
-            .filter(|version| *version <= Version::V2)
+        let version = StreamVersion::from_number(request.version)
+            .filter(|version| *version <= StreamVersion::V2)
             .ok_or(Error::InvalidArgument("the version of a send stream is 1 or 2"))?;
-        if request.compressed_data && version < Version::V2 {
+        if request.compressed_data && version < StreamVersion::V2 {
             return Err(Error::InvalidArgument("compressed data needs version 2 of the send stream"));
         }
         let used = request.subvolumes.iter().chain(&request.parent).chain(&request.clone_sources);
@@ -112,8 +112,8 @@ impl Fs {
             }
             let (uuid, ctransid) = (new.stream_uuid(), new.item().ctransid.0);
             match &old {
-                None => pipeline.command(&Command::Subvol { path: name, uuid, ctransid })?,
-                Some(old) => pipeline.command(&Command::Snapshot {
+                None => pipeline.command(&StreamCommand::Subvol { path: name, uuid, ctransid })?,
+                Some(old) => pipeline.command(&StreamCommand::Snapshot {
                     path: name,
                     uuid,
                     ctransid,
@@ -132,7 +132,7 @@ impl Fs {
         if !end {
             return Ok(());
         }
-        Pipeline::with(&self.engine, what.version, output, job, |pipeline| pipeline.command(&Command::End))
+        Pipeline::with(&self.engine, what.version, output, job, |pipeline| pipeline.command(&StreamCommand::End))
     }
 
     /// Fails if a read-only subvolume was changed after it was opened here: through a file that was open for writing
@@ -177,5 +177,5 @@ struct One<'r> {
     id: RootId,
     parent: Option<RootId>,
     clone_sources: &'r [RootId],
-    version: Version,
+    version: StreamVersion,
 }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use ubtrfs_format::item::{DirItem, FileType, InodeFlags, InodeItem};
 use ubtrfs_format::{Ino, Key, KeyType};
-use ubtrfs_stream::{Command, Version};
+use ubtrfs_stream::{StreamCommand, StreamVersion};
 use ubtrfs_tree::{Diff, ItemChange, NodeSource};
 
 use super::clones::Clones;
@@ -151,10 +151,10 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
             self.bare(*parent, &path[..end], false)?;
         }
         let command = match &step.change {
-            NameChange::Unlink(path) => Command::Unlink { path },
-            NameChange::Rmdir(path) => Command::Rmdir { path },
-            NameChange::Rename(path, to) => Command::Rename { path, to },
-            NameChange::Mkdir(path, ino) => Command::Mkdir { path, ino: *ino },
+            NameChange::Unlink(path) => StreamCommand::Unlink { path },
+            NameChange::Rmdir(path) => StreamCommand::Rmdir { path },
+            NameChange::Rename(path, to) => StreamCommand::Rename { path, to },
+            NameChange::Mkdir(path, ino) => StreamCommand::Mkdir { path, ino: *ino },
         };
         self.pipeline.command(&command)?;
         for dir in step.touched {
@@ -297,14 +297,14 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         let (rdev, mode) = (u64::from(rdev_of_item(item)), u64::from(item.mode));
         let target;
         let command = match FileType::from_mode(item.mode) {
-            Some(FileType::Regular) => Command::Mkfile { path, ino },
-            Some(FileType::Directory) => Command::Mkdir { path, ino },
-            Some(FileType::CharDevice | FileType::BlockDevice) => Command::Mknod { path, ino, rdev, mode },
-            Some(FileType::Fifo) => Command::Mkfifo { path, ino, rdev: 0, mode },
-            Some(FileType::Socket) => Command::Mksock { path, ino, rdev: 0, mode },
+            Some(FileType::Regular) => StreamCommand::Mkfile { path, ino },
+            Some(FileType::Directory) => StreamCommand::Mkdir { path, ino },
+            Some(FileType::CharDevice | FileType::BlockDevice) => StreamCommand::Mknod { path, ino, rdev, mode },
+            Some(FileType::Fifo) => StreamCommand::Mkfifo { path, ino, rdev: 0, mode },
+            Some(FileType::Socket) => StreamCommand::Mksock { path, ino, rdev: 0, mode },
             Some(FileType::Symlink) => {
                 target = self.symlink_target(ino)?;
-                Command::Symlink { path, ino, target: &target }
+                StreamCommand::Symlink { path, ino, target: &target }
             }
             Some(FileType::Xattr) | None => {
                 return Err(self.new.wrong("mode of inode", ino, "expected a known type of file"));
@@ -324,7 +324,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
     /// Adds a name to an inode.
     fn link(&mut self, link: &Link, target: &[u8]) -> Result<()> {
         let path = self.new.path_of(link)?;
-        self.pipeline.command(&Command::Link { path: &path, target })?;
+        self.pipeline.command(&StreamCommand::Link { path: &path, target })?;
         self.touch(link.parent)
     }
 
@@ -369,7 +369,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
             let link = self.new.first_link(dir)?;
             let path = self.new.path_of(&link)?;
             self.bare(link.parent, &self.new.dir_path(link.parent)?, link.parent < ino)?;
-            self.pipeline.command(&Command::Mkdir { path: &path, ino: dir })?;
+            self.pipeline.command(&StreamCommand::Mkdir { path: &path, ino: dir })?;
             self.moved.made.insert(dir);
             self.touch(link.parent)?;
         }
@@ -387,7 +387,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         for name in INHERITED {
             let is_gone = is_done && self.new.xattr(dir, name)?.is_none();
             if !is_gone && old.xattr(dir, name)?.is_some() {
-                self.pipeline.command(&Command::RemoveXattr { path, name })?;
+                self.pipeline.command(&StreamCommand::RemoveXattr { path, name })?;
                 self.inherited.push(dir);
             }
         }
@@ -410,7 +410,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
             if is_directory && INHERITED.contains(&&name[..]) && self.inherited.contains(&current.ino) {
                 continue;
             }
-            self.pipeline.command(&Command::RemoveXattr { path: &begun.path, name })?;
+            self.pipeline.command(&StreamCommand::RemoveXattr { path: &begun.path, name })?;
         }
         for (name, data) in after.iter().filter(|(name, data)| before.get(*name) != Some(data)) {
             begun.is_changed = true;
@@ -419,7 +419,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
             } else if is_directory && INHERITED.contains(&&name[..]) {
                 begun.has_inherited = true;
             } else {
-                self.pipeline.command(&Command::SetXattr { path: &begun.path, name, data })?;
+                self.pipeline.command(&StreamCommand::SetXattr { path: &begun.path, name, data })?;
             }
         }
         Ok(())
@@ -453,21 +453,21 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         let new_owner = old.as_ref().map(owner) != Some(owner(&item));
         if new_owner {
             let (uid, gid) = (item.uid.into(), item.gid.into());
-            self.pipeline.command(&Command::Chown { path: &path, uid, gid })?;
+            self.pipeline.command(&StreamCommand::Chown { path: &path, uid, gid })?;
         }
         let is_symlink = item.mode & mode::TYPE == mode::SYMLINK;
         let has_set_id = item.mode & (mode::SETUID | mode::SETGID) != 0;
         let new_mode = old.as_ref().is_none_or(|old| old.mode != item.mode);
         if !is_symlink && (new_mode || (has_set_id && (new_owner || data_changed))) {
             let permissions = u64::from(item.mode & mode::PERMISSIONS);
-            self.pipeline.command(&Command::Chmod { path: &path, mode: permissions })?;
+            self.pipeline.command(&StreamCommand::Chmod { path: &path, mode: permissions })?;
         }
         let may_be_lost = new_owner || data_changed || has_new_capability;
         if is_regular(&item)
             && may_be_lost
             && let Some(data) = self.new.xattr(ino, CAPABILITY)?
         {
-            self.pipeline.command(&Command::SetXattr { path: &path, name: CAPABILITY, data: &data })?;
+            self.pipeline.command(&StreamCommand::SetXattr { path: &path, name: CAPABILITY, data: &data })?;
         }
         is_changed |= new_owner || new_mode || data_changed;
         let flags = |item: &InodeItem| item.flags & SENT_FLAGS.bits();
@@ -483,8 +483,8 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         } else if is_changed || has_new_item {
             self.send_times(&path, &item)?;
         }
-        if new_flags && self.pipeline.version() >= Version::V2 {
-            self.pipeline.command(&Command::Fileattr { path: &path, attr: item.flags })?;
+        if new_flags && self.pipeline.version() >= StreamVersion::V2 {
+            self.pipeline.command(&StreamCommand::Fileattr { path: &path, attr: item.flags })?;
         }
         Ok(())
     }
@@ -505,8 +505,14 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
     }
 
     fn send_times(&mut self, path: &[u8], item: &InodeItem) -> Result<()> {
-        let otime = (self.pipeline.version() >= Version::V2).then_some(item.otime);
-        self.pipeline.command(&Command::Utimes { path, atime: item.atime, mtime: item.mtime, ctime: item.ctime, otime })
+        let otime = (self.pipeline.version() >= StreamVersion::V2).then_some(item.otime);
+        self.pipeline.command(&StreamCommand::Utimes {
+            path,
+            atime: item.atime,
+            mtime: item.mtime,
+            ctime: item.ctime,
+            otime,
+        })
     }
 
     /// Sends the default ACLs and the compression of directories. They were kept back so that new files do not inherit
@@ -519,7 +525,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
             let path = self.new.dir_path(dir)?;
             for name in INHERITED {
                 if let Some(data) = self.new.xattr(dir, name)? {
-                    self.pipeline.command(&Command::SetXattr { path: &path, name, data: &data })?;
+                    self.pipeline.command(&StreamCommand::SetXattr { path: &path, name, data: &data })?;
                 }
             }
         }

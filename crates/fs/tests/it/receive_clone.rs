@@ -9,7 +9,7 @@ use ubtrfs_fs::{
     Caller, Fs, InodeId, Job, MountOptions, NewInode, QgroupId, QuotaKind, ReceiveError, ReceiveOptions, ReceiveReport,
 };
 use ubtrfs_mkfs::MkfsOptions;
-use ubtrfs_stream::{Command, Version, Writer};
+use ubtrfs_stream::{StreamCommand, StreamVersion, StreamWriter};
 use ubtrfs_testkit::{Medium, MediumDevice, Rng, check_medium};
 
 const LEN: usize = 4 << 20;
@@ -38,16 +38,16 @@ impl Bed {
         let sent = fs.snapshot_in(live.root, fs.root(), b"sent", true, &[]).unwrap();
         fs.create(fs.root(), b"copy", NewInode::dir(0o755), &Caller::ROOT).unwrap();
         let info = fs.subvolume_info(sent.root).unwrap();
-        let mut writer = Writer::new(Vec::new(), Version::V2).unwrap();
-        writer.command(&Command::Subvol { path: b"sent", uuid: info.uuid, ctransid: info.ctransid.0 }).unwrap();
+        let mut writer = StreamWriter::new(Vec::new(), StreamVersion::V2).unwrap();
+        writer.command(&StreamCommand::Subvol { path: b"sent", uuid: info.uuid, ctransid: info.ctransid.0 }).unwrap();
         for (path, ino) in [(&b"a"[..], 257), (b"b", 258)] {
-            writer.command(&Command::Mkfile { path, ino }).unwrap();
+            writer.command(&StreamCommand::Mkfile { path, ino }).unwrap();
             let content = fs.read(fs.lookup(sent, path).unwrap().id, 0, LEN).unwrap();
             for (data, number) in content.chunks(PIECE).zip(0..) {
-                writer.command(&Command::Write { path, offset: number * PIECE as u64, data }).unwrap();
+                writer.command(&StreamCommand::Write { path, offset: number * PIECE as u64, data }).unwrap();
             }
         }
-        writer.command(&Command::End).unwrap();
+        writer.command(&StreamCommand::End).unwrap();
         let stream = writer.into_inner();
         Self { device, fs, stream }
     }

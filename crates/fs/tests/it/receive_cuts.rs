@@ -15,7 +15,7 @@ use ubtrfs_device::Device;
 use ubtrfs_format::item::RootFlags;
 use ubtrfs_fs::{INCOMPLETE_XATTR, InodeId, Job, MountOptions, QuotaKind, ReceiveOptions, ReceiveReport};
 use ubtrfs_mkfs::MkfsOptions;
-use ubtrfs_stream::{Command, Version, Writer};
+use ubtrfs_stream::{StreamCommand, StreamVersion, StreamWriter};
 use ubtrfs_testkit::{
     Compare, FsTarget, Medium, MediumDevice, RecordingDevice, Rng, TreeEntry, check_medium, compare_entries,
 };
@@ -34,11 +34,11 @@ fn streams(rng: &mut Rng) -> Vec<Vec<u8>> {
     let mut files: Vec<String> = Vec::new();
     let mut streams = Vec::new();
     for (number, name) in NAMES.iter().enumerate() {
-        let mut writer = Writer::new(Vec::new(), Version::V2).unwrap();
+        let mut writer = StreamWriter::new(Vec::new(), StreamVersion::V2).unwrap();
         let (path, ctransid) = (name.as_bytes(), 10 + number as u64);
         let first = match number {
-            0 => Command::Subvol { path, uuid: uuid(0), ctransid },
-            _ => Command::Snapshot {
+            0 => StreamCommand::Subvol { path, uuid: uuid(0), ctransid },
+            _ => StreamCommand::Snapshot {
                 path,
                 uuid: uuid(number),
                 ctransid,
@@ -52,33 +52,36 @@ fn streams(rng: &mut Rng) -> Vec<Vec<u8>> {
             match rng.below(8) {
                 0..3 => {
                     let (temporary, path) = (format!("o{number}-{step}"), format!("f{number}-{step}"));
-                    writer.command(&Command::Mkfile { path: temporary.as_bytes(), ino: 0 }).unwrap();
-                    writer.command(&Command::Rename { path: temporary.as_bytes(), to: path.as_bytes() }).unwrap();
+                    writer.command(&StreamCommand::Mkfile { path: temporary.as_bytes(), ino: 0 }).unwrap();
+                    writer.command(&StreamCommand::Rename { path: temporary.as_bytes(), to: path.as_bytes() }).unwrap();
                     files.push(path);
                 }
                 3..6 if !files.is_empty() => {
                     let (path, offset) = (of_other(rng), rng.below(30) * 4096);
                     let len = 1 + rng.index(60_000);
                     let data = rng.content(len);
-                    writer.command(&Command::Write { path: path.as_bytes(), offset, data: &data }).unwrap();
+                    writer.command(&StreamCommand::Write { path: path.as_bytes(), offset, data: &data }).unwrap();
                 }
                 6 if !files.is_empty() => {
                     let path = of_other(rng);
-                    writer.command(&Command::SetXattr { path: path.as_bytes(), name: b"user.x", data: b"1" }).unwrap();
+                    writer
+                        .command(&StreamCommand::SetXattr { path: path.as_bytes(), name: b"user.x", data: b"1" })
+                        .unwrap();
                 }
                 7 if files.len() > 4 => {
                     let path = files.swap_remove(rng.index(files.len()));
-                    writer.command(&Command::Unlink { path: path.as_bytes() }).unwrap();
+                    writer.command(&StreamCommand::Unlink { path: path.as_bytes() }).unwrap();
                 }
                 _ => {}
             }
         }
         for path in &files {
             let time = ubtrfs_format::item::Timespec { sec: 1000, nsec: 0 };
-            let times = Command::Utimes { path: path.as_bytes(), atime: time, mtime: time, ctime: time, otime: None };
+            let times =
+                StreamCommand::Utimes { path: path.as_bytes(), atime: time, mtime: time, ctime: time, otime: None };
             writer.command(&times).unwrap();
         }
-        writer.command(&Command::End).unwrap();
+        writer.command(&StreamCommand::End).unwrap();
         streams.push(writer.into_inner());
     }
     streams

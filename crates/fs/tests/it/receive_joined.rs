@@ -5,35 +5,35 @@ use std::sync::Arc;
 use ubtrfs_device::{Device, MemoryDevice};
 use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::{Fs, Job, MountOptions, ReceiveOptions, ReceiveReport};
-use ubtrfs_stream::{Command, Version, Writer};
+use ubtrfs_stream::{StreamCommand, StreamVersion, StreamWriter};
 use ubtrfs_testkit::{CAPABILITY, Compare, NodeKind, Rng, TreeEntry, compare_entries, walk_fs};
 use uuid::Uuid;
 
 /// A command that a filesystem accepts and that changes nothing. The receiver does not join a command before it with a
 /// command after it.
-const BETWEEN: Command<'_> = Command::UpdateExtent { path: b"", offset: 0, size: 0 };
+const BETWEEN: StreamCommand<'_> = StreamCommand::UpdateExtent { path: b"", offset: 0, size: 0 };
 
 /// Receives a stream of commands, of which some may fail. With `singly`, no commands are joined.
-fn receive(commands: &[Command<'_>], singly: bool) -> (ReceiveReport, Vec<TreeEntry>) {
+fn receive(commands: &[StreamCommand<'_>], singly: bool) -> (ReceiveReport, Vec<TreeEntry>) {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(256 << 20));
     ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
     let fs = Fs::open(vec![device], MountOptions::default()).unwrap();
-    let mut writer = Writer::new(Vec::new(), Version::V2).unwrap();
-    writer.command(&Command::Subvol { path: b"s", uuid: Uuid::from_u128(1), ctransid: 7 }).unwrap();
+    let mut writer = StreamWriter::new(Vec::new(), StreamVersion::V2).unwrap();
+    writer.command(&StreamCommand::Subvol { path: b"s", uuid: Uuid::from_u128(1), ctransid: 7 }).unwrap();
     for command in commands {
         writer.command(command).unwrap();
         if singly {
             writer.command(&BETWEEN).unwrap();
         }
     }
-    writer.command(&Command::End).unwrap();
+    writer.command(&StreamCommand::End).unwrap();
     let options = ReceiveOptions { max_errors: 0, ..ReceiveOptions::default() };
     let report = fs.receive(fs.root(), &writer.into_inner()[..], &options, &Job::new(), &mut |_| {}).unwrap();
     (report, walk_fs(&fs).unwrap())
 }
 
 /// Receives the commands joined and singly, and compares. Returns the tree.
-fn compare(commands: &[Command<'_>]) -> Vec<TreeEntry> {
+fn compare(commands: &[StreamCommand<'_>]) -> Vec<TreeEntry> {
     let (joined, mut tree) = receive(commands, false);
     let (single, mut tree_of_single) = receive(commands, true);
     assert_eq!(single.nr_commands, joined.nr_commands + commands.len() as u64);
@@ -55,29 +55,35 @@ fn compare(commands: &[Command<'_>]) -> Vec<TreeEntry> {
 /// The times that commands set are before this time.
 const LAST_TIME: i64 = 1_000_000;
 
-fn utimes(path: &[u8], sec: i64) -> Command<'_> {
+fn utimes(path: &[u8], sec: i64) -> StreamCommand<'_> {
     let time = |sec| Timespec { sec, nsec: 5 };
-    Command::Utimes { path, atime: time(sec), mtime: time(sec + 1), ctime: time(sec + 2), otime: Some(time(sec + 3)) }
+    StreamCommand::Utimes {
+        path,
+        atime: time(sec),
+        mtime: time(sec + 1),
+        ctime: time(sec + 2),
+        otime: Some(time(sec + 3)),
+    }
 }
 
-fn chown(path: &[u8], uid: u64) -> Command<'_> {
-    Command::Chown { path, uid, gid: uid + 1 }
+fn chown(path: &[u8], uid: u64) -> StreamCommand<'_> {
+    StreamCommand::Chown { path, uid, gid: uid + 1 }
 }
 
 #[test]
 fn joined_commands_have_the_result_of_single_ones() {
     let f: &[u8] = b"d/f";
     let make = [
-        Command::Mkdir { path: b"o1-1-0", ino: 1 },
-        Command::Rename { path: b"o1-1-0", to: b"d" },
-        Command::Mkfile { path: b"o2-1-0", ino: 2 },
-        Command::Rename { path: b"o2-1-0", to: f },
+        StreamCommand::Mkdir { path: b"o1-1-0", ino: 1 },
+        StreamCommand::Rename { path: b"o1-1-0", to: b"d" },
+        StreamCommand::Mkfile { path: b"o2-1-0", ino: 2 },
+        StreamCommand::Rename { path: b"o2-1-0", to: f },
     ];
     // A chown after the chmod removes the set-user-id bit; a chmod after the chown keeps the bit.
     for (attributes, mode) in [
-        ([Command::Chmod { path: f, mode: 0o4755 }, chown(f, 7), utimes(f, 10)], 0o755),
-        ([chown(f, 7), Command::Chmod { path: f, mode: 0o4755 }, utimes(f, 10)], 0o4755),
-        ([utimes(f, 10), utimes(f, 20), Command::Chmod { path: f, mode: 0o4755 }], 0o4755),
+        ([StreamCommand::Chmod { path: f, mode: 0o4755 }, chown(f, 7), utimes(f, 10)], 0o755),
+        ([chown(f, 7), StreamCommand::Chmod { path: f, mode: 0o4755 }, utimes(f, 10)], 0o4755),
+        ([utimes(f, 10), utimes(f, 20), StreamCommand::Chmod { path: f, mode: 0o4755 }], 0o4755),
     ] {
         let tree = compare(&[&make[..], &attributes].concat());
         assert_eq!(tree.iter().find(|entry| entry.path == b"s/d/f").unwrap().mode, mode);
@@ -85,14 +91,14 @@ fn joined_commands_have_the_result_of_single_ones() {
     // Names of new inodes are taken: the temporary name `a` of inode 2 by inode 1, and the final name `b` of inode 3 by
     // a file that is replaced.
     let tree = compare(&[
-        Command::Mkfile { path: b"a", ino: 1 },
-        Command::Write { path: b"a", offset: 0, data: b"first" },
-        Command::Mkfile { path: b"a", ino: 2 },
-        Command::Rename { path: b"a", to: b"b" },
-        Command::Mkfile { path: b"o", ino: 3 },
-        Command::Rename { path: b"o", to: b"b" },
-        Command::Mkfile { path: b"p", ino: 4 },
-        Command::Rename { path: b"q", to: b"r" },
+        StreamCommand::Mkfile { path: b"a", ino: 1 },
+        StreamCommand::Write { path: b"a", offset: 0, data: b"first" },
+        StreamCommand::Mkfile { path: b"a", ino: 2 },
+        StreamCommand::Rename { path: b"a", to: b"b" },
+        StreamCommand::Mkfile { path: b"o", ino: 3 },
+        StreamCommand::Rename { path: b"o", to: b"b" },
+        StreamCommand::Mkfile { path: b"p", ino: 4 },
+        StreamCommand::Rename { path: b"q", to: b"r" },
     ]);
     let names: Vec<_> = tree.iter().map(|entry| entry.path.clone()).collect();
     assert_eq!(names, [&b""[..], b"s", b"s/b", b"s/p"]);
@@ -113,28 +119,28 @@ fn random_commands_give_equal_trees_joined_and_singly() {
             let other = *rng.pick(&names);
             let number = rng.below(1000);
             let make = match rng.below(6) {
-                0 | 1 => Command::Mkdir { path, ino: 1 },
-                2 | 3 => Command::Mkfile { path, ino: 1 },
-                4 => Command::Symlink { path, ino: 1, target: b"b/x" },
-                _ => Command::Mknod { path, ino: 1, rdev: number, mode: 0o020_644 | (number & 1) << 40 },
+                0 | 1 => StreamCommand::Mkdir { path, ino: 1 },
+                2 | 3 => StreamCommand::Mkfile { path, ino: 1 },
+                4 => StreamCommand::Symlink { path, ino: 1, target: b"b/x" },
+                _ => StreamCommand::Mknod { path, ino: 1, rdev: number, mode: 0o020_644 | (number & 1) << 40 },
             };
-            let rename = Command::Rename { path, to: other };
-            let chmod = Command::Chmod { path, mode: rng.below(0o10000) };
+            let rename = StreamCommand::Rename { path, to: other };
+            let chmod = StreamCommand::Chmod { path, mode: rng.below(0o10000) };
             let wide_uid = if rng.one_in(10) { 1 << 40 } else { number };
             let next = match rng.below(8) {
                 0..=2 => vec![make, rename],
-                3 => vec![make, Command::Rename { path: other, to: path }],
+                3 => vec![make, StreamCommand::Rename { path: other, to: path }],
                 4 => vec![chown(path, wide_uid), chmod, utimes(path, 100 + number as i64)],
                 5 => vec![chmod, chown(path, number), utimes(other, 9), utimes(path, 50), chmod_of(other)],
                 6 => vec![
-                    Command::SetXattr { path, name: b"security.capability", data: &CAPABILITY },
+                    StreamCommand::SetXattr { path, name: b"security.capability", data: &CAPABILITY },
                     chown(path, number),
                     chmod,
                 ],
                 _ => vec![match number % 4 {
-                    0 => Command::Unlink { path },
-                    1 => Command::Rmdir { path },
-                    2 => Command::Write { path, offset: number, data: b"data" },
+                    0 => StreamCommand::Unlink { path },
+                    1 => StreamCommand::Rmdir { path },
+                    2 => StreamCommand::Write { path, offset: number, data: b"data" },
                     _ => rename,
                 }],
             };
@@ -144,6 +150,6 @@ fn random_commands_give_equal_trees_joined_and_singly() {
     }
 }
 
-fn chmod_of(path: &[u8]) -> Command<'_> {
-    Command::Chmod { path, mode: 0o6711 }
+fn chmod_of(path: &[u8]) -> StreamCommand<'_> {
+    StreamCommand::Chmod { path, mode: 0o6711 }
 }

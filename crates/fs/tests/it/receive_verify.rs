@@ -8,7 +8,7 @@ use ubtrfs_device::Device;
 use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::{Fs, Job, MountOptions, ReceiveError, ReceiveOptions, ReceiveReport};
 use ubtrfs_mkfs::MkfsOptions;
-use ubtrfs_stream::{Command, Version, Writer};
+use ubtrfs_stream::{StreamCommand, StreamVersion, StreamWriter};
 use ubtrfs_testkit::{Medium, MediumDevice};
 use uuid::Uuid;
 
@@ -60,13 +60,13 @@ fn filesystem() -> Arc<Fs> {
     Fs::open(vec![device], MountOptions::parse("nodatasum").unwrap()).unwrap()
 }
 
-fn receive(fs: &Fs, commands: &[Command<'_>]) -> Result<ReceiveReport, ReceiveError> {
-    let mut writer = Writer::new(Vec::new(), Version::V2).unwrap();
-    writer.command(&Command::Subvol { path: b"s", uuid: Uuid::from_u128(1), ctransid: 7 }).unwrap();
+fn receive(fs: &Fs, commands: &[StreamCommand<'_>]) -> Result<ReceiveReport, ReceiveError> {
+    let mut writer = StreamWriter::new(Vec::new(), StreamVersion::V2).unwrap();
+    writer.command(&StreamCommand::Subvol { path: b"s", uuid: Uuid::from_u128(1), ctransid: 7 }).unwrap();
     for command in commands {
         writer.command(command).unwrap();
     }
-    writer.command(&Command::End).unwrap();
+    writer.command(&StreamCommand::End).unwrap();
     let options = ReceiveOptions { verify: true, ..ReceiveOptions::default() };
     fs.receive(fs.root(), &writer.into_inner()[..], &options, &Job::new(), &mut |_| {})
 }
@@ -76,24 +76,24 @@ fn verify_reads_received_data_again_and_compares_it() {
     let fs = filesystem();
     let (one, other) = (vec![1; 100_000], vec![2; 30_000]);
     let time = |sec| Timespec { sec, nsec: 5 };
-    let utimes = |path| Command::Utimes { path, atime: time(1), mtime: time(2), ctime: time(3), otime: None };
+    let utimes = |path| StreamCommand::Utimes { path, atime: time(1), mtime: time(2), ctime: time(3), otime: None };
     let f: &[u8] = b"d/f";
     let commands = [
-        Command::Mkdir { path: b"d", ino: 257 },
-        Command::Mkfile { path: b"o258-7-0", ino: 258 },
-        Command::Rename { path: b"o258-7-0", to: f },
-        Command::Write { path: f, offset: 0, data: &one },
-        Command::Write { path: f, offset: 100_000, data: &one },
+        StreamCommand::Mkdir { path: b"d", ino: 257 },
+        StreamCommand::Mkfile { path: b"o258-7-0", ino: 258 },
+        StreamCommand::Rename { path: b"o258-7-0", to: f },
+        StreamCommand::Write { path: f, offset: 0, data: &one },
+        StreamCommand::Write { path: f, offset: 100_000, data: &one },
         // This write overwrites the end of the first write and the start of the second.
-        Command::Write { path: f, offset: 90_000, data: &other },
-        Command::Write { path: f, offset: 1 << 20, data: &other },
-        Command::Truncate { path: f, size: (1 << 20) + 10_000 },
-        Command::Chown { path: f, uid: 5, gid: 6 },
-        Command::Chmod { path: f, mode: 0o4755 },
+        StreamCommand::Write { path: f, offset: 90_000, data: &other },
+        StreamCommand::Write { path: f, offset: 1 << 20, data: &other },
+        StreamCommand::Truncate { path: f, size: (1 << 20) + 10_000 },
+        StreamCommand::Chown { path: f, uid: 5, gid: 6 },
+        StreamCommand::Chmod { path: f, mode: 0o4755 },
         utimes(f),
-        Command::Mkfile { path: b"gone", ino: 259 },
-        Command::Write { path: b"gone", offset: 0, data: &one },
-        Command::Unlink { path: b"gone" },
+        StreamCommand::Mkfile { path: b"gone", ino: 259 },
+        StreamCommand::Write { path: b"gone", offset: 0, data: &one },
+        StreamCommand::Unlink { path: b"gone" },
         utimes(b"d"),
     ];
     let verified = receive(&fs, &commands).unwrap().verified;
@@ -110,9 +110,9 @@ fn data_that_the_device_stores_wrongly_fails_the_receive() {
     let fs = filesystem();
     let bad = [BAD; 8192];
     let commands = [
-        Command::Mkfile { path: b"f", ino: 257 },
-        Command::Write { path: b"f", offset: 0, data: &[1; 8192] },
-        Command::Write { path: b"f", offset: 8192, data: &bad },
+        StreamCommand::Mkfile { path: b"f", ino: 257 },
+        StreamCommand::Write { path: b"f", offset: 0, data: &[1; 8192] },
+        StreamCommand::Write { path: b"f", offset: 8192, data: &bad },
     ];
     let error = receive(&fs, &commands).unwrap_err().to_string();
     assert!(error.contains("'f' differs from the stream when it is read again: its data"), "{error}");

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use ubtrfs_stream::{Command, CommandKind, FrameReader, Version, encode, encode_header, parse};
+use ubtrfs_stream::{CommandKind, FrameReader, StreamCommand, StreamVersion, encode, encode_header, parse};
 use ubtrfs_testkit::{KernelImage, KernelImageSpec, LoopMount, capability, run};
 
 /// Parses a stream, encodes the commands again, and compares the bytes. Returns the kinds of the commands.
@@ -22,7 +22,7 @@ fn again(stream: &[u8]) -> BTreeSet<CommandKind> {
             encode(version, &command, &mut written).unwrap();
             assert!(written[start..] == bytes, "{}: {command:?}", header.position);
             kinds.insert(command.kind());
-            if command == Command::End {
+            if command == StreamCommand::End {
                 break;
             }
         }
@@ -76,7 +76,10 @@ fn streams_of_linux_are_written_again_byte_for_byte() {
     mount.close().unwrap();
 
     // Linux 6.18 sends every command of versions 1 and 2.
-    let missing: Vec<CommandKind> =
-        CommandKind::ALL.iter().filter(|kind| kind.since() <= Version::V2 && !kinds.contains(kind)).copied().collect();
+    let missing: Vec<CommandKind> = CommandKind::ALL
+        .iter()
+        .filter(|kind| kind.since() <= StreamVersion::V2 && !kinds.contains(kind))
+        .copied()
+        .collect();
     assert!(missing.is_empty(), "no stream of Linux had {missing:?}");
 }

@@ -4,38 +4,38 @@
 use proptest::prelude::*;
 use ubtrfs_format::item::Timespec;
 use ubtrfs_stream::{
-    Attribute, Command, CommandKind, EncodeError, FrameReader, HEADER_BYTES, MAX_COMMAND_BYTES, Problem,
-    STREAM_HEADER_BYTES, Version, Writer, encode, encode_with,
+    Attribute, CommandKind, EncodeError, FrameReader, HEADER_BYTES, MAX_COMMAND_BYTES, STREAM_HEADER_BYTES,
+    StreamCommand, StreamProblem, StreamVersion, StreamWriter, encode, encode_with,
 };
 use ubtrfs_testkit::hostile::for_each_command;
 use uuid::Uuid;
 
-const VERSIONS: [Version; 3] = [Version::V1, Version::V2, Version::V3];
+const VERSIONS: [StreamVersion; 3] = [StreamVersion::V1, StreamVersion::V2, StreamVersion::V3];
 
 /// An example of each command.
-fn commands() -> Vec<Command<'static>> {
+fn commands() -> Vec<StreamCommand<'static>> {
     let (uuid, clone_uuid) = (Uuid::from_u128(0x1234), Uuid::from_u128(0x5678));
     let time = |sec| Timespec { sec, nsec: 999_999_999 };
     let path = b"dir/na me\xff";
     vec![
-        Command::Subvol { path: b"snap", uuid, ctransid: 7 },
-        Command::Snapshot { path: b"snap2", uuid, ctransid: 9, clone_uuid, clone_ctransid: 7 },
-        Command::Mkfile { path, ino: 257 },
-        Command::Mkdir { path, ino: 258 },
-        Command::Mknod { path, ino: 259, rdev: 0x103, mode: 0o20644 },
-        Command::Mkfifo { path, ino: 260, rdev: 0, mode: 0o10644 },
-        Command::Mksock { path, ino: 261, rdev: 0, mode: 0o140_755 },
-        Command::Symlink { path, ino: 262, target: b"../else" },
-        Command::Rename { path, to: b"b" },
-        Command::Link { path, target: b"b" },
-        Command::Unlink { path },
-        Command::Rmdir { path },
-        Command::SetXattr { path, name: b"user.x", data: b"\0\x01value" },
-        Command::SetXattr { path, name: b"user.empty", data: b"" },
-        Command::RemoveXattr { path, name: b"user.x" },
-        Command::Write { path, offset: 1 << 40, data: b"some data" },
-        Command::Write { path, offset: 0, data: b"" },
-        Command::Clone {
+        StreamCommand::Subvol { path: b"snap", uuid, ctransid: 7 },
+        StreamCommand::Snapshot { path: b"snap2", uuid, ctransid: 9, clone_uuid, clone_ctransid: 7 },
+        StreamCommand::Mkfile { path, ino: 257 },
+        StreamCommand::Mkdir { path, ino: 258 },
+        StreamCommand::Mknod { path, ino: 259, rdev: 0x103, mode: 0o20644 },
+        StreamCommand::Mkfifo { path, ino: 260, rdev: 0, mode: 0o10644 },
+        StreamCommand::Mksock { path, ino: 261, rdev: 0, mode: 0o140_755 },
+        StreamCommand::Symlink { path, ino: 262, target: b"../else" },
+        StreamCommand::Rename { path, to: b"b" },
+        StreamCommand::Link { path, target: b"b" },
+        StreamCommand::Unlink { path },
+        StreamCommand::Rmdir { path },
+        StreamCommand::SetXattr { path, name: b"user.x", data: b"\0\x01value" },
+        StreamCommand::SetXattr { path, name: b"user.empty", data: b"" },
+        StreamCommand::RemoveXattr { path, name: b"user.x" },
+        StreamCommand::Write { path, offset: 1 << 40, data: b"some data" },
+        StreamCommand::Write { path, offset: 0, data: b"" },
+        StreamCommand::Clone {
             offset: 4096,
             len: 8192,
             path,
@@ -44,15 +44,15 @@ fn commands() -> Vec<Command<'static>> {
             clone_path: b"c",
             clone_offset: 12288,
         },
-        Command::Truncate { path, size: u64::MAX },
-        Command::Chmod { path, mode: 0o6755 },
-        Command::Chown { path, uid: 1000, gid: u64::from(u32::MAX) },
-        Command::Utimes { path, atime: time(-1), mtime: time(0), ctime: time(i64::MAX), otime: None },
-        Command::UpdateExtent { path, offset: 1, size: 2 },
-        Command::Utimes { path, atime: time(1), mtime: time(2), ctime: time(3), otime: Some(time(4)) },
-        Command::Fallocate { path, mode: 3, offset: 4096, size: 4096 },
-        Command::Fileattr { path, attr: 0x64 },
-        Command::EncodedWrite {
+        StreamCommand::Truncate { path, size: u64::MAX },
+        StreamCommand::Chmod { path, mode: 0o6755 },
+        StreamCommand::Chown { path, uid: 1000, gid: u64::from(u32::MAX) },
+        StreamCommand::Utimes { path, atime: time(-1), mtime: time(0), ctime: time(i64::MAX), otime: None },
+        StreamCommand::UpdateExtent { path, offset: 1, size: 2 },
+        StreamCommand::Utimes { path, atime: time(1), mtime: time(2), ctime: time(3), otime: Some(time(4)) },
+        StreamCommand::Fallocate { path, mode: 3, offset: 4096, size: 4096 },
+        StreamCommand::Fileattr { path, attr: 0x64 },
+        StreamCommand::EncodedWrite {
             path,
             offset: 0,
             unencoded_file_len: 6784,
@@ -62,7 +62,7 @@ fn commands() -> Vec<Command<'static>> {
             encryption: Some(0),
             data: b"compressed",
         },
-        Command::EncodedWrite {
+        StreamCommand::EncodedWrite {
             path,
             offset: 0,
             unencoded_file_len: 900,
@@ -72,22 +72,22 @@ fn commands() -> Vec<Command<'static>> {
             encryption: None,
             data: b"inline",
         },
-        Command::EnableVerity { path, algorithm: 1, block_size: 4096, salt: b"salt", signature: b"" },
-        Command::End,
+        StreamCommand::EnableVerity { path, algorithm: 1, block_size: 4096, salt: b"salt", signature: b"" },
+        StreamCommand::End,
     ]
 }
 
 /// The commands that a version has.
-fn commands_of(version: Version) -> Vec<Command<'static>> {
-    let otime = |command: &Command<'_>| matches!(command, Command::Utimes { otime: Some(_), .. });
+fn commands_of(version: StreamVersion) -> Vec<StreamCommand<'static>> {
+    let otime = |command: &StreamCommand<'_>| matches!(command, StreamCommand::Utimes { otime: Some(_), .. });
     commands()
         .into_iter()
-        .filter(|command| command.kind().since() <= version && (version >= Version::V2 || !otime(command)))
+        .filter(|command| command.kind().since() <= version && (version >= StreamVersion::V2 || !otime(command)))
         .collect()
 }
 
-fn stream(version: Version, commands: &[Command<'_>]) -> Vec<u8> {
-    let mut writer = Writer::new(Vec::new(), version).unwrap();
+fn stream(version: StreamVersion, commands: &[StreamCommand<'_>]) -> Vec<u8> {
+    let mut writer = StreamWriter::new(Vec::new(), version).unwrap();
     for command in commands {
         writer.command(command).unwrap();
     }
@@ -110,17 +110,17 @@ fn each_command_is_read_as_it_was_written() {
         .unwrap();
         assert_eq!(expected.next(), None);
     }
-    let kinds: Vec<CommandKind> = commands().iter().map(Command::kind).collect();
+    let kinds: Vec<CommandKind> = commands().iter().map(StreamCommand::kind).collect();
     assert!(CommandKind::ALL.iter().all(|kind| kinds.contains(kind)));
 }
 
 #[test]
 fn several_streams_follow_each_other() {
-    let mut bytes = stream(Version::V1, &commands_of(Version::V1));
-    bytes.extend(stream(Version::V2, &commands_of(Version::V2)));
+    let mut bytes = stream(StreamVersion::V1, &commands_of(StreamVersion::V1));
+    bytes.extend(stream(StreamVersion::V2, &commands_of(StreamVersion::V2)));
     let mut count = 0;
     for_each_command(&bytes, |_, _, _| count += 1).unwrap();
-    assert_eq!(count, commands_of(Version::V1).len() + commands_of(Version::V2).len());
+    assert_eq!(count, commands_of(StreamVersion::V1).len() + commands_of(StreamVersion::V2).len());
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn every_prefix_ends_between_commands_or_fails() {
                 continue;
             }
             let error = result.unwrap_err();
-            assert!(matches!(error.problem, Problem::Truncated { .. }), "{len}: {error}");
+            assert!(matches!(error.problem, StreamProblem::Truncated { .. }), "{len}: {error}");
             let start = ends.iter().rev().find(|end| **end < len).unwrap();
             assert_eq!(error.position.offset, *start as u64, "{error}");
         }
@@ -145,7 +145,7 @@ fn every_prefix_ends_between_commands_or_fails() {
 
 #[test]
 fn each_changed_bit_is_noticed() {
-    let bytes = stream(Version::V2, &commands_of(Version::V2));
+    let bytes = stream(StreamVersion::V2, &commands_of(StreamVersion::V2));
     for at in STREAM_HEADER_BYTES..bytes.len() {
         for bit in 0..8 {
             let mut changed = bytes.clone();
@@ -156,7 +156,7 @@ fn each_changed_bit_is_noticed() {
 }
 
 /// A stream of one command with a good checksum and the given bytes as attributes.
-fn crafted(version: Version, number: u16, attributes: &[u8]) -> Vec<u8> {
+fn crafted(version: StreamVersion, number: u16, attributes: &[u8]) -> Vec<u8> {
     let mut bytes = stream(version, &[]);
     let start = bytes.len();
     bytes.extend(u32::try_from(attributes.len()).unwrap().to_le_bytes());
@@ -180,12 +180,12 @@ fn wrong_input_is_refused_with_its_reason() {
     let fails = |bytes: &[u8]| for_each_command(bytes, |_, _, _| {}).unwrap_err().to_string();
     let path = attribute(Attribute::Path.number(), b"p");
     let size = attribute(Attribute::Size.number(), &[0; 8]);
-    let with = |number, parts: &[&[u8]]| crafted(Version::V1, number, &parts.concat());
+    let with = |number, parts: &[&[u8]]| crafted(StreamVersion::V1, number, &parts.concat());
 
     assert_eq!(fails(b"PK\x03\x04 and so on, an archive"), {
         "header at byte 0: this is not a send stream (it does not start with 'btrfs-stream')"
     });
-    let mut new = stream(Version::V1, &[]);
+    let mut new = stream(StreamVersion::V1, &[]);
     new[13] = 4;
     assert!(fails(&new).contains("version 4 of the send stream is not supported"));
     assert_eq!(fails(&with(99, &[&path])), "command 1 at byte 17: unknown command number 99");
@@ -208,11 +208,11 @@ fn wrong_input_is_refused_with_its_reason() {
 
 #[test]
 fn a_claimed_length_allocates_nothing() {
-    let mut bytes = stream(Version::V2, &[]);
+    let mut bytes = stream(StreamVersion::V2, &[]);
     bytes.extend((u32::MAX).to_le_bytes());
     bytes.extend([15, 0, 0, 0, 0, 0]);
     let error = for_each_command(&bytes, |_, _, _| {}).unwrap_err();
-    assert!(matches!(error.problem, Problem::TooLong(_)), "{error}");
+    assert!(matches!(error.problem, StreamProblem::TooLong(_)), "{error}");
     // A claimed length within the limit does not make the reader allocate all of it in advance.
     bytes[17..21].copy_from_slice(&(MAX_COMMAND_BYTES as u32 - 100).to_le_bytes());
     let mut reader = FrameReader::new(&bytes[..]);
@@ -225,20 +225,22 @@ fn a_claimed_length_allocates_nothing() {
 #[test]
 fn a_command_that_does_not_fit_writes_nothing() {
     let mut out = b"before".to_vec();
-    let fallocate = Command::Fallocate { path: b"p", mode: 0, offset: 0, size: 0 };
-    assert!(matches!(encode(Version::V1, &fallocate, &mut out), Err(EncodeError::NotInVersion { .. })));
+    let fallocate = StreamCommand::Fallocate { path: b"p", mode: 0, offset: 0, size: 0 };
+    assert!(matches!(encode(StreamVersion::V1, &fallocate, &mut out), Err(EncodeError::NotInVersion { .. })));
     let data = vec![1; 64 << 10];
-    let write = Command::Write { path: b"p", offset: 0, data: &data };
-    assert!(matches!(encode(Version::V1, &write, &mut out), Err(EncodeError::TooLong { .. })));
-    let write = Command::Write { path: b"p", offset: 0, data: &data[..65_530] };
-    assert!(matches!(encode(Version::V1, &write, &mut out), Err(EncodeError::TooLong { .. })));
+    let write = StreamCommand::Write { path: b"p", offset: 0, data: &data };
+    assert!(matches!(encode(StreamVersion::V1, &write, &mut out), Err(EncodeError::TooLong { .. })));
+    let write = StreamCommand::Write { path: b"p", offset: 0, data: &data[..65_530] };
+    assert!(matches!(encode(StreamVersion::V1, &write, &mut out), Err(EncodeError::TooLong { .. })));
     // Receivers accept paths of at most 4095 bytes.
     let path = b"d/".repeat(2048);
-    assert!(encode(Version::V1, &Command::Mkdir { path: &path[..4095], ino: 300 }, &mut Vec::new()).is_ok());
-    let long = Command::Rename { path: b"p", to: &path };
-    assert!(matches!(encode(Version::V1, &long, &mut out), Err(EncodeError::PathTooLong { len: 4096, .. })));
+    assert!(
+        encode(StreamVersion::V1, &StreamCommand::Mkdir { path: &path[..4095], ino: 300 }, &mut Vec::new()).is_ok()
+    );
+    let long = StreamCommand::Rename { path: b"p", to: &path };
+    assert!(matches!(encode(StreamVersion::V1, &long, &mut out), Err(EncodeError::PathTooLong { len: 4096, .. })));
     let failed: Result<(), EncodeError> =
-        encode_with(Version::V2, &write, 10, &mut out, |_| Err(std::io::Error::other("disk").into()));
+        encode_with(StreamVersion::V2, &write, 10, &mut out, |_| Err(std::io::Error::other("disk").into()));
     assert!(failed.is_err());
     assert_eq!(out, b"before");
 }
@@ -246,13 +248,13 @@ fn a_command_that_does_not_fit_writes_nothing() {
 #[test]
 fn data_is_filled_in_place() {
     let (mut filled, mut copied) = (Vec::new(), Vec::new());
-    let write = |data| Command::Write { path: b"p", offset: 5, data };
-    encode_with::<EncodeError>(Version::V1, &write(b""), 3, &mut filled, |room| {
+    let write = |data| StreamCommand::Write { path: b"p", offset: 5, data };
+    encode_with::<EncodeError>(StreamVersion::V1, &write(b""), 3, &mut filled, |room| {
         room.copy_from_slice(b"abc");
         Ok(())
     })
     .unwrap();
-    encode(Version::V1, &write(b"abc"), &mut copied).unwrap();
+    encode(StreamVersion::V1, &write(b"abc"), &mut copied).unwrap();
     assert_eq!(filled, copied);
 }
 
@@ -277,7 +279,7 @@ proptest! {
     #[test]
     fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = for_each_command(&bytes, |_, _, _| {});
-        let mut after = stream(Version::V2, &[]);
+        let mut after = stream(StreamVersion::V2, &[]);
         after.extend(bytes);
         let _ = for_each_command(&after, |_, _, _| {});
     }

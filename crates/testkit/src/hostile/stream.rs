@@ -4,7 +4,9 @@ use std::sync::{Arc, OnceLock};
 
 use ubtrfs_device::Device;
 use ubtrfs_fs::{Fs, Job, MountOptions, ReceiveOptions};
-use ubtrfs_stream::{Command, FrameHeader, FrameReader, HEADER_BYTES, STREAM_HEADER_BYTES, StreamError, encode, parse};
+use ubtrfs_stream::{
+    FrameHeader, FrameReader, HEADER_BYTES, STREAM_HEADER_BYTES, StreamCommand, StreamError, encode, parse,
+};
 
 use crate::{Medium, MediumDevice};
 
@@ -98,7 +100,7 @@ fn read(data: &[u8]) -> Result<(), StreamError> {
 /// Fails if the input cannot be read or is invalid. The input may end before any command, even without `End`.
 pub fn for_each_command(
     input: &[u8],
-    mut see: impl FnMut(&FrameHeader, &Command<'_>, &[u8]),
+    mut see: impl FnMut(&FrameHeader, &StreamCommand<'_>, &[u8]),
 ) -> Result<(), StreamError> {
     let mut reader = FrameReader::new(input);
     let mut bytes = Vec::new();
@@ -109,7 +111,7 @@ pub fn for_each_command(
             header.verify(&bytes)?;
             let command = parse(&header, &bytes)?;
             see(&header, &command, &bytes);
-            if command == Command::End {
+            if command == StreamCommand::End {
                 break;
             }
         }

@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 
 use anyhow::Context;
 use ubtrfs_format::item::Timespec;
-use ubtrfs_stream::{Command, FrameReader, parse};
+use ubtrfs_stream::{FrameReader, StreamCommand, parse};
 
 use crate::commands::subvolume::seconds_text;
 use crate::common::{OUTPUT_LOST, stdout};
@@ -29,10 +29,10 @@ pub(super) fn run(stream: BorrowedFd<'_>, only_first: bool) -> anyhow::Result<()
                 };
                 header.verify(&bytes)?;
                 let command = parse(&header, &bytes)?;
-                if command == Command::End {
+                if command == StreamCommand::End {
                     break;
                 }
-                if let Command::Subvol { path, .. } | Command::Snapshot { path, .. } = command {
+                if let StreamCommand::Subvol { path, .. } | StreamCommand::Snapshot { path, .. } = command {
                     subvolume = [b"./", path].concat();
                 }
                 writeln!(out, "{}", line(&subvolume, &command)).context(OUTPUT_LOST)?;
@@ -50,10 +50,10 @@ pub(super) fn run(stream: BorrowedFd<'_>, only_first: bool) -> anyhow::Result<()
     dumped
 }
 
-fn line(subvolume: &[u8], command: &Command<'_>) -> String {
+fn line(subvolume: &[u8], command: &StreamCommand<'_>) -> String {
     let whole = |path: &[u8]| [subvolume, b"/", path].concat();
     let path = match command {
-        Command::Subvol { .. } | Command::Snapshot { .. } => subvolume.to_vec(),
+        StreamCommand::Subvol { .. } | StreamCommand::Snapshot { .. } => subvolume.to_vec(),
         other => whole(other.path().unwrap_or_default()),
     };
     let mut line = format!("{:<16}", command.kind());
@@ -65,43 +65,43 @@ fn line(subvolume: &[u8], command: &Command<'_>) -> String {
     line
 }
 
-fn details(command: &Command<'_>, whole: &dyn Fn(&[u8]) -> Vec<u8>) -> String {
+fn details(command: &StreamCommand<'_>, whole: &dyn Fn(&[u8]) -> Vec<u8>) -> String {
     match *command {
-        Command::Subvol { uuid, ctransid, .. } => format!("uuid={uuid} transid={ctransid}"),
-        Command::Snapshot { uuid, ctransid, clone_uuid, clone_ctransid, .. } => {
+        StreamCommand::Subvol { uuid, ctransid, .. } => format!("uuid={uuid} transid={ctransid}"),
+        StreamCommand::Snapshot { uuid, ctransid, clone_uuid, clone_ctransid, .. } => {
             format!("uuid={uuid} transid={ctransid} parent_uuid={clone_uuid} parent_transid={clone_ctransid}")
         }
-        Command::Mkfile { .. }
-        | Command::Mkdir { .. }
-        | Command::Mkfifo { .. }
-        | Command::Mksock { .. }
-        | Command::Unlink { .. }
-        | Command::Rmdir { .. }
-        | Command::End => String::new(),
-        Command::Mknod { rdev, mode, .. } => format!("mode={mode:o} dev=0x{rdev:x}"),
-        Command::Symlink { target, .. } => format!("dest={}", escaped(target, true)),
-        Command::Rename { to, .. } => format!("dest={}", escaped(&whole(to), true)),
-        Command::Link { target, .. } => format!("dest={}", escaped(target, true)),
-        Command::SetXattr { name, data, .. } => {
+        StreamCommand::Mkfile { .. }
+        | StreamCommand::Mkdir { .. }
+        | StreamCommand::Mkfifo { .. }
+        | StreamCommand::Mksock { .. }
+        | StreamCommand::Unlink { .. }
+        | StreamCommand::Rmdir { .. }
+        | StreamCommand::End => String::new(),
+        StreamCommand::Mknod { rdev, mode, .. } => format!("mode={mode:o} dev=0x{rdev:x}"),
+        StreamCommand::Symlink { target, .. } => format!("dest={}", escaped(target, true)),
+        StreamCommand::Rename { to, .. } => format!("dest={}", escaped(&whole(to), true)),
+        StreamCommand::Link { target, .. } => format!("dest={}", escaped(target, true)),
+        StreamCommand::SetXattr { name, data, .. } => {
             format!("name={} data={} len={}", escaped(name, false), escaped(data, false), data.len())
         }
-        Command::RemoveXattr { name, .. } => format!("name={}", escaped(name, false)),
-        Command::Write { offset, data, .. } => format!("offset={offset} len={}", data.len()),
-        Command::Clone { offset, len, clone_path, clone_offset, .. } => {
+        StreamCommand::RemoveXattr { name, .. } => format!("name={}", escaped(name, false)),
+        StreamCommand::Write { offset, data, .. } => format!("offset={offset} len={}", data.len()),
+        StreamCommand::Clone { offset, len, clone_path, clone_offset, .. } => {
             let from = escaped(&whole(clone_path), false);
             format!("offset={offset} len={len} from={from} clone_offset={clone_offset}")
         }
-        Command::Truncate { size, .. } => format!("size={size}"),
-        Command::Chmod { mode, .. } => format!("mode={mode:o}"),
-        Command::Chown { uid, gid, .. } => format!("gid={gid} uid={uid}"),
-        Command::Utimes { atime, mtime, ctime, .. } => {
+        StreamCommand::Truncate { size, .. } => format!("size={size}"),
+        StreamCommand::Chmod { mode, .. } => format!("mode={mode:o}"),
+        StreamCommand::Chown { uid, gid, .. } => format!("gid={gid} uid={uid}"),
+        StreamCommand::Utimes { atime, mtime, ctime, .. } => {
             format!("atime={} mtime={} ctime={}", time(atime), time(mtime), time(ctime))
         }
-        Command::UpdateExtent { offset, size, .. } => format!("offset={offset} len={size}"),
-        Command::Fallocate { mode, offset, size, .. } => format!("mode={mode} offset={offset} len={size}"),
+        StreamCommand::UpdateExtent { offset, size, .. } => format!("offset={offset} len={size}"),
+        StreamCommand::Fallocate { mode, offset, size, .. } => format!("mode={mode} offset={offset} len={size}"),
         // btrfs-progs prints the number in decimal, but after `0x`.
-        Command::Fileattr { attr, .. } => format!("fileattr=0x{attr}"),
-        Command::EncodedWrite {
+        StreamCommand::Fileattr { attr, .. } => format!("fileattr=0x{attr}"),
+        StreamCommand::EncodedWrite {
             offset,
             unencoded_file_len,
             unencoded_len,
@@ -117,7 +117,7 @@ fn details(command: &Command<'_>, whole: &dyn Fn(&[u8]) -> Vec<u8>) -> String {
             compression.unwrap_or(0),
             encryption.unwrap_or(0),
         ),
-        Command::EnableVerity { algorithm, block_size, salt, signature, .. } => {
+        StreamCommand::EnableVerity { algorithm, block_size, salt, signature, .. } => {
             let (salt, signature) = (salt.len(), signature.len());
             format!("algorithm={algorithm} block_size={block_size} salt_len={salt} sig_len={signature}")
         }

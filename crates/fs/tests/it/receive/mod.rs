@@ -13,7 +13,7 @@ use ubtrfs_fs::{
     Attr, Caller, ExtentKind, Fs, INCOMPLETE_XATTR, InodeId, Job, MountOptions, NewInode, ReceiveError, ReceiveOptions,
     ReceiveReport, RenameFlags, SubvolumeInfo, XattrFlags,
 };
-use ubtrfs_stream::{Command, Version, Writer};
+use ubtrfs_stream::{StreamCommand, StreamVersion, StreamWriter};
 use ubtrfs_testkit::hostile::mend_checksums;
 use ubtrfs_testkit::{CAPABILITY, Image, Rng, btrfs_check, capability, second_opinion};
 use uuid::Uuid;
@@ -95,8 +95,8 @@ impl Bed {
     }
 }
 
-fn stream(version: Version, commands: &[Command<'_>]) -> Vec<u8> {
-    let mut writer = Writer::new(Vec::new(), version).unwrap();
+fn stream(version: StreamVersion, commands: &[StreamCommand<'_>]) -> Vec<u8> {
+    let mut writer = StreamWriter::new(Vec::new(), version).unwrap();
     for command in commands {
         writer.command(command).unwrap();
     }
@@ -104,36 +104,42 @@ fn stream(version: Version, commands: &[Command<'_>]) -> Vec<u8> {
 }
 
 /// Returns a stream that makes the subvolume `name`, then has `commands`, and ends with `End`.
-fn full(name: &'static str, commands: &[Command<'_>]) -> Vec<u8> {
-    let first = Command::Subvol { path: name.as_bytes(), uuid: SENT, ctransid: 7 };
-    stream(Version::V2, &[&[first], commands, &[Command::End]].concat())
+fn full(name: &'static str, commands: &[StreamCommand<'_>]) -> Vec<u8> {
+    let first = StreamCommand::Subvol { path: name.as_bytes(), uuid: SENT, ctransid: 7 };
+    stream(StreamVersion::V2, &[&[first], commands, &[StreamCommand::End]].concat())
 }
 
-fn incremental(name: &'static str, commands: &[Command<'_>]) -> Vec<u8> {
+fn incremental(name: &'static str, commands: &[StreamCommand<'_>]) -> Vec<u8> {
     incremental_from(SENT, name, commands)
 }
 
-fn incremental_from(clone_uuid: Uuid, name: &'static str, commands: &[Command<'_>]) -> Vec<u8> {
+fn incremental_from(clone_uuid: Uuid, name: &'static str, commands: &[StreamCommand<'_>]) -> Vec<u8> {
     let path = name.as_bytes();
-    let first = Command::Snapshot { path, uuid: NEXT, ctransid: 9, clone_uuid, clone_ctransid: 7 };
-    stream(Version::V2, &[&[first], commands, &[Command::End]].concat())
+    let first = StreamCommand::Snapshot { path, uuid: NEXT, ctransid: 9, clone_uuid, clone_ctransid: 7 };
+    stream(StreamVersion::V2, &[&[first], commands, &[StreamCommand::End]].concat())
 }
 
-fn small_tree() -> Vec<Command<'static>> {
+fn small_tree() -> Vec<StreamCommand<'static>> {
     let time = |sec| Timespec { sec, nsec: 5 };
     vec![
-        Command::Mkdir { path: b"o257-7-0", ino: 257 },
-        Command::Rename { path: b"o257-7-0", to: b"dir" },
-        Command::Mkfile { path: b"o258-7-0", ino: 258 },
-        Command::Rename { path: b"o258-7-0", to: b"dir/file" },
-        Command::Write { path: b"dir/file", offset: 0, data: b"content" },
-        Command::Link { path: b"link", target: b"dir/file" },
-        Command::Chown { path: b"dir/file", uid: 1000, gid: 1001 },
-        Command::Chmod { path: b"dir/file", mode: 0o4755 },
-        Command::SetXattr { path: b"dir/file", name: b"user.x", data: b"1" },
-        Command::Symlink { path: b"out", ino: 259, target: b"/" },
-        Command::Utimes { path: b"dir/file", atime: time(1), mtime: time(2), ctime: time(3), otime: Some(time(4)) },
-        Command::Utimes { path: b"dir", atime: time(5), mtime: time(6), ctime: time(7), otime: None },
+        StreamCommand::Mkdir { path: b"o257-7-0", ino: 257 },
+        StreamCommand::Rename { path: b"o257-7-0", to: b"dir" },
+        StreamCommand::Mkfile { path: b"o258-7-0", ino: 258 },
+        StreamCommand::Rename { path: b"o258-7-0", to: b"dir/file" },
+        StreamCommand::Write { path: b"dir/file", offset: 0, data: b"content" },
+        StreamCommand::Link { path: b"link", target: b"dir/file" },
+        StreamCommand::Chown { path: b"dir/file", uid: 1000, gid: 1001 },
+        StreamCommand::Chmod { path: b"dir/file", mode: 0o4755 },
+        StreamCommand::SetXattr { path: b"dir/file", name: b"user.x", data: b"1" },
+        StreamCommand::Symlink { path: b"out", ino: 259, target: b"/" },
+        StreamCommand::Utimes {
+            path: b"dir/file",
+            atime: time(1),
+            mtime: time(2),
+            ctime: time(3),
+            otime: Some(time(4)),
+        },
+        StreamCommand::Utimes { path: b"dir", atime: time(5), mtime: time(6), ctime: time(7), otime: None },
     ]
 }
 
@@ -152,7 +158,7 @@ fn a_subvolume_is_received_with_its_origin() {
     assert!(info.flags.contains(RootFlags::RDONLY) && info.rtransid.0 > 0 && info.rtime.sec > 0);
     assert_eq!(bed.fs.listxattr(InodeId::root_of(info.id)).unwrap(), Vec::<Vec<u8>>::new());
 
-    bed.receive(&incremental("s2", &[Command::Unlink { path: b"link" }])).unwrap();
+    bed.receive(&incremental("s2", &[StreamCommand::Unlink { path: b"link" }])).unwrap();
     let next = bed.subvolume("s2");
     assert_eq!((next.parent_uuid, next.received_uuid, next.stransid.0), (info.uuid, NEXT, 9));
     assert_eq!(bed.find("s2/dir/file").unwrap().nlink, 1);
@@ -174,9 +180,12 @@ fn a_chain_of_snapshots_makes_one_commit_for_each() {
         let parent = if number == 1 { (SENT, 7) } else { (Uuid::from_u128(u128::from(number) + 99), 6 + number) };
         let (uuid, ctransid) = (Uuid::from_u128(u128::from(number) + 100), 7 + number);
         let (clone_uuid, clone_ctransid) = parent;
-        let begin = Command::Snapshot { path: path.as_bytes(), uuid, ctransid, clone_uuid, clone_ctransid };
+        let begin = StreamCommand::Snapshot { path: path.as_bytes(), uuid, ctransid, clone_uuid, clone_ctransid };
         let name = format!("new-{number}");
-        input.extend(stream(Version::V2, &[begin, Command::Mkfile { path: name.as_bytes(), ino: 1000 }, Command::End]));
+        input.extend(stream(
+            StreamVersion::V2,
+            &[begin, StreamCommand::Mkfile { path: name.as_bytes(), ino: 1000 }, StreamCommand::End],
+        ));
     }
     let before = bed.fs.superblock().generation.0;
     assert_eq!(bed.receive(&input).unwrap().subvolumes.len() as u64, 1 + LAST);
@@ -200,28 +209,28 @@ fn no_path_leads_out_of_the_subvolume() {
     bed.fs.create(outside, b"victim", NewInode::file(0o644), &Caller::ROOT).unwrap();
     bed.fs.create_subvolume(TOP, b"origin", &Caller::ROOT).unwrap();
     let before = (bed.names(TOP), bed.names(outside));
-    let link = |target: &'static [u8]| Command::Symlink { path: b"link", ino: 300, target };
-    let dir = Command::Mkdir { path: b"d", ino: 301 };
+    let link = |target: &'static [u8]| StreamCommand::Symlink { path: b"link", ino: 300, target };
+    let dir = StreamCommand::Mkdir { path: b"d", ino: 301 };
     for path in
         ["../outside/new", "/outside/new", "d/../../outside/new", "link/new", "d/./new", "link/victim", "..", ""]
     {
         let path = path.as_bytes();
         let attacks = [
-            Command::Mkfile { path, ino: 1 },
-            Command::Mkdir { path, ino: 1 },
-            Command::Rename { path: b"d", to: path },
-            Command::Rename { path, to: b"stolen" },
-            Command::Link { path: b"stolen", target: path },
-            Command::Link { path, target: b"file" },
-            Command::Unlink { path },
-            Command::Rmdir { path },
-            Command::Write { path, offset: 0, data: b"attack" },
-            Command::Truncate { path, size: 100 },
-            Command::Fallocate { path, mode: 0, offset: 0, size: 4096 },
+            StreamCommand::Mkfile { path, ino: 1 },
+            StreamCommand::Mkdir { path, ino: 1 },
+            StreamCommand::Rename { path: b"d", to: path },
+            StreamCommand::Rename { path, to: b"stolen" },
+            StreamCommand::Link { path: b"stolen", target: path },
+            StreamCommand::Link { path, target: b"file" },
+            StreamCommand::Unlink { path },
+            StreamCommand::Rmdir { path },
+            StreamCommand::Write { path, offset: 0, data: b"attack" },
+            StreamCommand::Truncate { path, size: 100 },
+            StreamCommand::Fallocate { path, mode: 0, offset: 0, size: 4096 },
         ];
         for attack in attacks {
             for target in [&b"../outside"[..], b"/outside", b"..", b"."] {
-                let file = Command::Mkfile { path: b"file", ino: 302 };
+                let file = StreamCommand::Mkfile { path: b"file", ino: 302 };
                 let error = bed.fails(&full("s", &[dir.clone(), file, link(target), attack.clone()]));
                 assert!(error.contains("command 5"), "{attack:?}: {error}");
                 assert_eq!((bed.names(TOP), bed.names(outside)), before, "{attack:?}");
@@ -232,7 +241,8 @@ fn no_path_leads_out_of_the_subvolume() {
         assert!(bed.fails(&full(name, &[])).starts_with("command 1 (subvol)"), "{name:?}");
     }
     // If the last name of a path is a symbolic link, the command changes the link itself.
-    bed.receive(&full("s", &[link(b"../outside/victim"), Command::Chown { path: b"link", uid: 5, gid: 5 }])).unwrap();
+    bed.receive(&full("s", &[link(b"../outside/victim"), StreamCommand::Chown { path: b"link", uid: 5, gid: 5 }]))
+        .unwrap();
     assert_eq!(bed.find("outside/victim").unwrap().uid, 0);
     bed.close();
 }
@@ -246,11 +256,11 @@ fn a_stream_does_not_enter_nested_subvolumes() {
     let nested = bed.fs.create_subvolume(InodeId::root_of(origin.id), b"nested", &Caller::ROOT).unwrap();
     bed.fs.set_subvolume_read_only(origin.id, true).unwrap();
     for attack in [
-        Command::Mkfile { path: b"nested/file", ino: 1 },
-        Command::Chmod { path: b"nested", mode: 0o777 },
-        Command::Rename { path: b"nested", to: b"moved" },
-        Command::Rmdir { path: b"nested" },
-        Command::Clone {
+        StreamCommand::Mkfile { path: b"nested/file", ino: 1 },
+        StreamCommand::Chmod { path: b"nested", mode: 0o777 },
+        StreamCommand::Rename { path: b"nested", to: b"moved" },
+        StreamCommand::Rmdir { path: b"nested" },
+        StreamCommand::Clone {
             offset: 0,
             len: 4096,
             path: b"nested/x",
@@ -294,9 +304,9 @@ fn a_broken_stream_leaves_nothing() {
 fn a_stream_that_does_not_fit_names_its_command_and_leaves_nothing() {
     let bed = Bed::new();
     let data: Vec<u8> = (0..1 << 20).map(|at: u32| (at ^ at >> 9) as u8).collect();
-    let write = |number: u64| Command::Write { path: b"f", offset: number << 20, data: &data };
-    let writes: Vec<Command<'_>> = (0..300).map(write).collect();
-    let stream = full("s1", &[&[Command::Mkfile { path: b"f", ino: 300 }], &writes[..]].concat());
+    let write = |number: u64| StreamCommand::Write { path: b"f", offset: number << 20, data: &data };
+    let writes: Vec<StreamCommand<'_>> = (0..300).map(write).collect();
+    let stream = full("s1", &[&[StreamCommand::Mkfile { path: b"f", ino: 300 }], &writes[..]].concat());
     let error = bed.fails(&stream);
     assert!(error.starts_with("command ") && error.contains("(write) at byte") && error.contains("space"), "{error}");
     assert_eq!(bed.names(TOP), [""; 0]);
@@ -310,11 +320,11 @@ fn a_kept_subvolume_is_marked_and_resumed_at_every_command() {
     let bed = Bed::new();
     bed.receive(&full("s1", &small_tree())).unwrap();
     let changes = [
-        Command::Rename { path: b"dir", to: b"renamed" },
-        Command::Write { path: b"renamed/file", offset: 100_000, data: b"more" },
-        Command::Unlink { path: b"link" },
-        Command::Mkfile { path: b"new", ino: 400 },
-        Command::Truncate { path: b"new", size: 5 },
+        StreamCommand::Rename { path: b"dir", to: b"renamed" },
+        StreamCommand::Write { path: b"renamed/file", offset: 100_000, data: b"more" },
+        StreamCommand::Unlink { path: b"link" },
+        StreamCommand::Mkfile { path: b"new", ino: 400 },
+        StreamCommand::Truncate { path: b"new", size: 5 },
     ];
     let whole = incremental("s2", &changes);
     let keep = ReceiveOptions { keep: true, ..ReceiveOptions::default() };
@@ -382,7 +392,7 @@ fn errors_name_the_missing_subvolume_or_feature() {
     let bed = Bed::new();
     let error = bed.fails(&incremental("s2", &[]));
     assert!(error.contains("the parent subvolume is not here") && error.contains(&SENT.to_string()), "{error}");
-    let clone = Command::Clone {
+    let clone = StreamCommand::Clone {
         offset: 0,
         len: 4096,
         path: b"f",
@@ -391,10 +401,11 @@ fn errors_name_the_missing_subvolume_or_feature() {
         clone_path: b"g",
         clone_offset: 0,
     };
-    let error = bed.fails(&full("s1", &[Command::Mkfile { path: b"f", ino: 300 }, clone]));
+    let error = bed.fails(&full("s1", &[StreamCommand::Mkfile { path: b"f", ino: 300 }, clone]));
     assert!(error.starts_with("command 3 (clone) at byte ") && error.contains("clone source is not here"), "{error}");
     assert!(
-        bed.fails(&stream(Version::V1, &[Command::Unlink { path: b"x" }])).contains("does not begin with a subvolume")
+        bed.fails(&stream(StreamVersion::V1, &[StreamCommand::Unlink { path: b"x" }]))
+            .contains("does not begin with a subvolume")
     );
     assert_eq!(bed.names(TOP), [""; 0]);
     bed.close();
@@ -403,11 +414,14 @@ fn errors_name_the_missing_subvolume_or_feature() {
 #[test]
 fn files_with_verity_are_received_without_it_and_counted() {
     let bed = Bed::new();
-    let verity = |path| Command::EnableVerity { path, algorithm: 1, block_size: 4096, salt: b"", signature: b"" };
+    let verity = |path| StreamCommand::EnableVerity { path, algorithm: 1, block_size: 4096, salt: b"", signature: b"" };
     let commands = |path| {
-        let first = Command::Subvol { path: b"s1", uuid: SENT, ctransid: 7 };
-        let data = Command::Write { path: b"f", offset: 0, data: b"data" };
-        stream(Version::V3, &[first, Command::Mkfile { path: b"f", ino: 300 }, data, verity(path), Command::End])
+        let first = StreamCommand::Subvol { path: b"s1", uuid: SENT, ctransid: 7 };
+        let data = StreamCommand::Write { path: b"f", offset: 0, data: b"data" };
+        stream(
+            StreamVersion::V3,
+            &[first, StreamCommand::Mkfile { path: b"f", ino: 300 }, data, verity(path), StreamCommand::End],
+        )
     };
     let error = bed.fails(&commands(b"g"));
     assert!(error.starts_with("command 4 (enable_verity) at byte "), "{error}");
@@ -420,7 +434,7 @@ fn files_with_verity_are_received_without_it_and_counted() {
 #[test]
 fn failed_commands_are_counted_and_passed_over() {
     let bed = Bed::new();
-    let wrong = Command::Unlink { path: b"missing" };
+    let wrong = StreamCommand::Unlink { path: b"missing" };
     let stream = full("s1", &[std::slice::from_ref(&wrong), &small_tree(), std::slice::from_ref(&wrong)].concat());
     bed.receive(&stream).unwrap_err();
     let two = ReceiveOptions { max_errors: 2, ..ReceiveOptions::default() };
@@ -437,13 +451,13 @@ fn new_inodes_take_nothing_from_their_directory() {
     let bed = Bed::new();
     let acl = b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x07\0\xe8\x03\0\0\x04\0\x05\0\xff\xff\xff\xff\x10\0\x07\0\xff\xff\xff\xff\x20\0\x05\0\xff\xff\xff\xff";
     let commands = [
-        Command::Mkdir { path: b"dir", ino: 300 },
-        Command::Chown { path: b"dir", uid: 0, gid: 77 },
-        Command::Chmod { path: b"dir", mode: 0o2755 },
-        Command::SetXattr { path: b"dir", name: b"system.posix_acl_default", data: acl },
-        Command::SetXattr { path: b"dir", name: b"btrfs.compression", data: b"zlib" },
-        Command::Mkfile { path: b"dir/file", ino: 301 },
-        Command::Mkdir { path: b"dir/sub", ino: 302 },
+        StreamCommand::Mkdir { path: b"dir", ino: 300 },
+        StreamCommand::Chown { path: b"dir", uid: 0, gid: 77 },
+        StreamCommand::Chmod { path: b"dir", mode: 0o2755 },
+        StreamCommand::SetXattr { path: b"dir", name: b"system.posix_acl_default", data: acl },
+        StreamCommand::SetXattr { path: b"dir", name: b"btrfs.compression", data: b"zlib" },
+        StreamCommand::Mkfile { path: b"dir/file", ino: 301 },
+        StreamCommand::Mkdir { path: b"dir/sub", ino: 302 },
     ];
     bed.receive(&full("s1", &commands)).unwrap();
     for (path, mode) in [("s1/dir/file", 0o100_600), ("s1/dir/sub", 0o040_700)] {
@@ -459,10 +473,10 @@ fn a_capability_outlives_the_chown_that_follows() {
     let bed = Bed::new();
     let data = b"\x01\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
     let commands = [
-        Command::Mkfile { path: b"file", ino: 300 },
-        Command::SetXattr { path: b"file", name: b"security.capability", data },
-        Command::Rename { path: b"file", to: b"tool" },
-        Command::Chown { path: b"tool", uid: 1, gid: 1 },
+        StreamCommand::Mkfile { path: b"file", ino: 300 },
+        StreamCommand::SetXattr { path: b"file", name: b"security.capability", data },
+        StreamCommand::Rename { path: b"file", to: b"tool" },
+        StreamCommand::Chown { path: b"tool", uid: 1, gid: 1 },
     ];
     bed.receive(&full("s1", &commands)).unwrap();
     assert_eq!(bed.fs.getxattr(bed.find("s1/tool").unwrap().id, b"security.capability").unwrap(), data);
@@ -474,7 +488,7 @@ fn encoded_data_is_verified_and_stored_as_it_is() {
     let bed = Bed::new();
     let plain: Vec<u8> = (0..131_072_u32).map(|at| (at / 1000) as u8).collect();
     let packed = zstd_safe_compress(&plain);
-    let write = |data, offset, len, skip| Command::EncodedWrite {
+    let write = |data, offset, len, skip| StreamCommand::EncodedWrite {
         path: b"file",
         offset,
         unencoded_file_len: len,
@@ -484,7 +498,7 @@ fn encoded_data_is_verified_and_stored_as_it_is() {
         encryption: None,
         data,
     };
-    let file = Command::Mkfile { path: b"file", ino: 300 };
+    let file = StreamCommand::Mkfile { path: b"file", ino: 300 };
     let commands = [
         file.clone(),
         write(&packed, 0, 131_072, 0),
@@ -599,9 +613,9 @@ fn mutated_streams_harm_nothing() {
     let packed = zstd_safe_compress(&[7; 131_072]);
     let mut commands = small_tree();
     commands.extend([
-        Command::Fallocate { path: b"dir/file", mode: 3, offset: 0, size: 4096 },
-        Command::Fallocate { path: b"dir/file", mode: 1, offset: 1 << 20, size: 65_536 },
-        Command::Clone {
+        StreamCommand::Fallocate { path: b"dir/file", mode: 3, offset: 0, size: 4096 },
+        StreamCommand::Fallocate { path: b"dir/file", mode: 1, offset: 1 << 20, size: 65_536 },
+        StreamCommand::Clone {
             offset: 8192,
             len: 4096,
             path: b"link",
@@ -610,8 +624,8 @@ fn mutated_streams_harm_nothing() {
             clone_path: b"link",
             clone_offset: 0,
         },
-        Command::Truncate { path: b"link", size: 1 << 20 },
-        Command::EncodedWrite {
+        StreamCommand::Truncate { path: b"link", size: 1 << 20 },
+        StreamCommand::EncodedWrite {
             path: b"link",
             offset: 0,
             unencoded_file_len: 131_072,
@@ -621,9 +635,9 @@ fn mutated_streams_harm_nothing() {
             encryption: Some(0),
             data: &packed,
         },
-        Command::Fileattr { path: b"link", attr: 0x3ff },
-        Command::Unlink { path: b"link" },
-        Command::Rename { path: b"dir", to: b"other" },
+        StreamCommand::Fileattr { path: b"link", attr: 0x3ff },
+        StreamCommand::Unlink { path: b"link" },
+        StreamCommand::Rename { path: b"dir", to: b"other" },
     ]);
     let good = [full("s2", &commands), incremental("s3", &commands)];
     let seed = Rng::seed_or(17);
@@ -666,7 +680,7 @@ fn mutated_streams_harm_nothing() {
 fn a_subvolume_that_is_moved_or_deleted_meanwhile_is_no_success_and_does_not_stay() {
     let bed = Bed::new();
     let options = ReceiveOptions::default();
-    let commands = [Command::Mkfile { path: b"file", ino: 257 }, Command::Unlink { path: b"missing" }];
+    let commands = [StreamCommand::Mkfile { path: b"file", ino: 257 }, StreamCommand::Unlink { path: b"missing" }];
     let moved = bed.fs.receive(TOP, &full("s", &commands)[..], &options, &Job::new(), &mut |made| {
         bed.fs.rename(made.dir, b"s", TOP, b"moved", RenameFlags::empty()).unwrap();
     });
@@ -685,9 +699,9 @@ fn a_subvolume_that_is_moved_or_deleted_meanwhile_is_no_success_and_does_not_sta
 fn flags_do_not_change_the_method_of_compression() {
     let bed = Bed::new();
     let commands = [
-        Command::Mkfile { path: b"f", ino: 257 },
-        Command::SetXattr { path: b"f", name: b"btrfs.compression", data: b"zstd" },
-        Command::Fileattr { path: b"f", attr: InodeFlags::NOATIME.bits() | InodeFlags::COMPRESS.bits() },
+        StreamCommand::Mkfile { path: b"f", ino: 257 },
+        StreamCommand::SetXattr { path: b"f", name: b"btrfs.compression", data: b"zstd" },
+        StreamCommand::Fileattr { path: b"f", attr: InodeFlags::NOATIME.bits() | InodeFlags::COMPRESS.bits() },
     ];
     bed.receive(&full("s", &commands)).unwrap();
     let file = bed.find("s/f").unwrap();
@@ -734,7 +748,7 @@ fn a_name_that_is_being_received_is_not_called_interrupted() {
 #[test]
 fn cloning_inline_data_changes_no_times_of_its_source() {
     let bed = Bed::new();
-    let clone = Command::Clone {
+    let clone = StreamCommand::Clone {
         offset: 0,
         len: 7,
         path: b"copy",
@@ -743,7 +757,7 @@ fn cloning_inline_data_changes_no_times_of_its_source() {
         clone_path: b"dir/file",
         clone_offset: 0,
     };
-    let commands = [small_tree(), vec![Command::Mkfile { path: b"copy", ino: 260 }, clone]].concat();
+    let commands = [small_tree(), vec![StreamCommand::Mkfile { path: b"copy", ino: 260 }, clone]].concat();
     bed.receive(&full("s1", &commands)).unwrap();
     assert_eq!(bed.content("s1/copy"), b"content");
     let file = bed.find("s1/dir/file").unwrap();

@@ -16,13 +16,14 @@ fn resume(bed: &Bed, stream: &[u8]) -> Result<ReceiveReport, ReceiveError> {
 #[test]
 fn a_capability_survives_a_break_before_the_owner_is_set() {
     let first = [
-        Command::Mkfile { path: b"o257-7-0", ino: 257 },
-        Command::SetXattr { path: b"o257-7-0", name: b"security.capability", data: &CAPABILITY },
-        Command::Rename { path: b"o257-7-0", to: b"f" },
+        StreamCommand::Mkfile { path: b"o257-7-0", ino: 257 },
+        StreamCommand::SetXattr { path: b"o257-7-0", name: b"security.capability", data: &CAPABILITY },
+        StreamCommand::Rename { path: b"o257-7-0", to: b"f" },
     ];
-    let whole = full("s", &[&first[..], &[Command::Chown { path: b"f", uid: 0, gid: 5 }]].concat());
+    let whole = full("s", &[&first[..], &[StreamCommand::Chown { path: b"f", uid: 0, gid: 5 }]].concat());
     // Cut the stream before `Chown`.
-    let end = full("s", &first).len() - stream(Version::V2, &[Command::End]).len() + stream(Version::V2, &[]).len();
+    let end = full("s", &first).len() - stream(StreamVersion::V2, &[StreamCommand::End]).len()
+        + stream(StreamVersion::V2, &[]).len();
     let bed = Bed::new();
     stop_at(&bed, &whole, end);
     resume(&bed, &whole).unwrap();
@@ -33,10 +34,10 @@ fn a_capability_survives_a_break_before_the_owner_is_set() {
 #[test]
 fn a_kept_subvolume_that_was_changed_is_not_resumed() {
     let commands = [
-        Command::Mkdir { path: b"d", ino: 257 },
-        Command::Mkfile { path: b"d/f", ino: 258 },
-        Command::Write { path: b"d/f", offset: 0, data: b"content" },
-        Command::Mkfile { path: b"d/g", ino: 259 },
+        StreamCommand::Mkdir { path: b"d", ino: 257 },
+        StreamCommand::Mkfile { path: b"d/f", ino: 258 },
+        StreamCommand::Write { path: b"d/f", offset: 0, data: b"content" },
+        StreamCommand::Mkfile { path: b"d/g", ino: 259 },
     ];
     let whole = full("s", &commands);
     let id = |bed: &Bed, path: &str| bed.find(path).unwrap().id;
