@@ -13,10 +13,10 @@ use std::io::{self, Write};
 use anyhow::Context;
 use ubtrfs_fs::{Attr, Fs, InodeId, mode, rdev_parts};
 
-use crate::tar::write::Writer;
-use crate::tar::{Kind, Member};
+use crate::tar::write::ArchiveWriter;
+use crate::tar::{ArchiveMember, MemberKind};
 use crate::walk::{COPY_LEN, VisitedDirs, check_name, child_path, data_ranges, printable, read_names};
-use crate::{Event, Watch};
+use crate::{ArchiveMessage, Watch};
 
 /// Options of [`export()`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,7 +32,7 @@ pub struct ExportOptions {
 pub struct ExportReport {
     /// Bytes of file data in the archive.
     pub bytes: u64,
-    /// Files that are missing in the archive or incomplete; each was reported as [`Event::Failed`].
+    /// Files that are missing in the archive or incomplete; each was reported as [`ArchiveMessage::Failed`].
     pub failed: u64,
 }
 
@@ -49,7 +49,7 @@ pub fn export<W: Write>(
     options: &ExportOptions,
     watch: Watch<'_>,
 ) -> anyhow::Result<(W, ExportReport)> {
-    let writer = Writer::new(io::BufWriter::with_capacity(COPY_LEN, out));
+    let writer = ArchiveWriter::new(io::BufWriter::with_capacity(COPY_LEN, out));
     let (report, out_failed) = (ExportReport::default(), false);
     let mut export =
         Export { fs, options, watch, writer, first_names: HashMap::new(), buf: Vec::new(), report, out_failed };
@@ -66,7 +66,7 @@ struct Export<'a, W: Write> {
     fs: &'a Fs,
     options: &'a ExportOptions,
     watch: Watch<'a>,
-    writer: Writer<W>,
+    writer: ArchiveWriter<W>,
     /// For each file with several names, the path under which it was first written. Its other names become hard links
     /// to this path.
     first_names: HashMap<InodeId, Vec<u8>>,
@@ -120,11 +120,11 @@ impl<W: Write> Export<'_, W> {
     /// Reports a file that is missing in the archive or incomplete.
     fn failed(&mut self, path: &[u8], error: anyhow::Error) {
         self.report.failed += 1;
-        (self.watch)(Event::Failed(&error.context(format!("cannot export '{}'", printable(path)))));
+        (self.watch)(ArchiveMessage::Failed(&error.context(format!("cannot export '{}'", printable(path)))));
     }
 
     /// Writes to the archive.
-    fn put(&mut self, write: impl FnOnce(&mut Writer<W>) -> io::Result<()>) -> anyhow::Result<()> {
+    fn put(&mut self, write: impl FnOnce(&mut ArchiveWriter<W>) -> io::Result<()>) -> anyhow::Result<()> {
         write(&mut self.writer).map_err(|error| {
             self.out_failed = true;
             error.into()
@@ -133,23 +133,23 @@ impl<W: Write> Export<'_, W> {
 
     fn member(&mut self, attr: &Attr, mut path: Vec<u8>) -> anyhow::Result<()> {
         let kind = match attr.mode & mode::TYPE {
-            mode::REGULAR => Kind::File,
-            mode::DIRECTORY => Kind::Dir,
-            mode::SYMLINK => Kind::Symlink,
-            mode::CHAR => Kind::CharDevice,
-            mode::BLOCK => Kind::BlockDevice,
-            mode::FIFO => Kind::Fifo,
+            mode::REGULAR => MemberKind::File,
+            mode::DIRECTORY => MemberKind::Dir,
+            mode::SYMLINK => MemberKind::Symlink,
+            mode::CHAR => MemberKind::CharDevice,
+            mode::BLOCK => MemberKind::BlockDevice,
+            mode::FIFO => MemberKind::Fifo,
             _ => {
-                (self.watch)(Event::Socket(&path));
+                (self.watch)(ArchiveMessage::Socket(&path));
                 return Ok(());
             }
         };
-        if kind == Kind::Dir && !path.ends_with(b"/") {
+        if kind == MemberKind::Dir && !path.ends_with(b"/") {
             path.push(b'/');
         }
         let (major, minor) = rdev_parts(attr.rdev);
-        let is_device = matches!(kind, Kind::CharDevice | Kind::BlockDevice);
-        let mut member = Member {
+        let is_device = matches!(kind, MemberKind::CharDevice | MemberKind::BlockDevice);
+        let mut member = ArchiveMember {
             kind,
             link: Vec::new(),
             mode: attr.mode & mode::PERMISSIONS,
@@ -164,15 +164,15 @@ impl<W: Write> Export<'_, W> {
             xattrs: Vec::new(),
             path,
         };
-        if kind != Kind::Dir
+        if kind != MemberKind::Dir
             && attr.nlink > 1
             && let Some(first) = self.first_names.get(&attr.id)
         {
-            let again = Member { kind: Kind::HardLink, link: first.clone(), ..member };
+            let again = ArchiveMember { kind: MemberKind::HardLink, link: first.clone(), ..member };
             self.put(|writer| writer.begin(&again))?;
-            return self.put(Writer::end);
+            return self.put(ArchiveWriter::end);
         }
-        if kind == Kind::Symlink {
+        if kind == MemberKind::Symlink {
             member.link = self.fs.readlink(attr.id)?;
         }
         if !self.options.no_xattrs {
@@ -182,24 +182,24 @@ impl<W: Write> Export<'_, W> {
             }
             member.xattrs.sort_unstable();
         }
-        if kind == Kind::File {
+        if kind == MemberKind::File {
             member.size = attr.size;
             return self.file(attr, member);
         }
         self.begin(attr, &member)?;
-        self.put(Writer::end)
+        self.put(ArchiveWriter::end)
     }
 
     /// Begins a member. Records the path of a file with several names. If an error occurs before this call, the path is
     /// neither in the archive nor recorded, so the file's other names do not become links to it.
-    fn begin(&mut self, attr: &Attr, member: &Member) -> anyhow::Result<()> {
-        if member.kind != Kind::Dir && attr.nlink > 1 {
+    fn begin(&mut self, attr: &Attr, member: &ArchiveMember) -> anyhow::Result<()> {
+        if member.kind != MemberKind::Dir && attr.nlink > 1 {
             self.first_names.insert(attr.id, member.path.clone());
         }
         self.put(|writer| writer.begin(member))
     }
 
-    fn file(&mut self, attr: &Attr, mut member: Member) -> anyhow::Result<()> {
+    fn file(&mut self, attr: &Attr, mut member: ArchiveMember) -> anyhow::Result<()> {
         let mut ranges = vec![(0, attr.size)];
         if self.options.sparse && attr.size > 0 {
             let data = data_ranges(self.fs, attr.id, attr.size)?;
@@ -219,7 +219,7 @@ impl<W: Write> Export<'_, W> {
                 let piece = &mut buf[..count];
                 read_or_zero(self.fs, attr.id, at, piece, &mut lost);
                 self.report.bytes += count as u64;
-                (self.watch)(Event::Bytes(self.report.bytes));
+                (self.watch)(ArchiveMessage::Bytes(self.report.bytes));
                 self.put(|writer| writer.data(piece))?;
                 at += count as u64;
             }
@@ -229,7 +229,7 @@ impl<W: Write> Export<'_, W> {
         if let Some((error, text)) = lost.into_error() {
             self.failed(&member.path, error.context(text));
         }
-        self.put(Writer::end)
+        self.put(ArchiveWriter::end)
     }
 }
 

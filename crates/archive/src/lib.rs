@@ -19,11 +19,11 @@ pub mod walk;
 
 pub use export::{ExportOptions, ExportReport, export};
 pub use import::{Archive, ImportOptions, ImportReport, import};
-pub use tar::compressor::{Compression, Compressor};
+pub use tar::compressor::{ArchiveCompression, Compressor};
 
 /// A message to the caller of [`import()`] or [`export()`].
 #[derive(Debug)]
-pub enum Event<'e> {
+pub enum ArchiveMessage<'e> {
     /// The number of bytes so far: for an import, bytes read from the archive file; for an export, bytes of file data
     /// written to the archive.
     Bytes(u64),
@@ -36,4 +36,4 @@ pub enum Event<'e> {
 }
 
 /// Receives the messages, from any thread.
-pub type Watch<'w> = &'w (dyn Fn(Event<'_>) + Sync);
+pub type Watch<'w> = &'w (dyn Fn(ArchiveMessage<'_>) + Sync);

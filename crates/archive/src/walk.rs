@@ -43,7 +43,7 @@ pub fn child_path(dir: &[u8], name: &[u8]) -> Vec<u8> {
 
 /// An entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Name {
+pub struct DirName {
     /// The name.
     pub name: Vec<u8>,
     /// The inode that the entry refers to.
@@ -51,11 +51,11 @@ pub struct Name {
 }
 
 /// Reads the names in a directory, sorted by their bytes, without `.` and `..`.
-pub fn read_names(fs: &Fs, dir: InodeId) -> ubtrfs_fs::Result<Vec<Name>> {
+pub fn read_names(fs: &Fs, dir: InodeId) -> ubtrfs_fs::Result<Vec<DirName>> {
     let mut names = Vec::new();
     fs.readdir(dir, 0, &mut |entry| {
         if entry.name != b"." && entry.name != b".." {
-            names.push(Name { name: entry.name.to_vec(), id: entry.id });
+            names.push(DirName { name: entry.name.to_vec(), id: entry.id });
         }
         true
     })?;

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::path::Path;
 
-use ubtrfs_archive::{Event, ExportOptions, ExportReport, ImportOptions, ImportReport};
+use ubtrfs_archive::{ArchiveMessage, ExportOptions, ExportReport, ImportOptions, ImportReport};
 
 use crate::Filesystem;
 use crate::error::{Result, ResultExt};
@@ -41,13 +41,13 @@ pub enum ArchiveEvent {
     Socket(Vec<u8>),
 }
 
-impl From<Event<'_>> for ArchiveEvent {
-    fn from(event: Event<'_>) -> Self {
+impl From<ArchiveMessage<'_>> for ArchiveEvent {
+    fn from(event: ArchiveMessage<'_>) -> Self {
         match event {
-            Event::Bytes(bytes) => Self::Bytes(bytes),
-            Event::Member(path) => Self::Member(path.to_vec()),
-            Event::Failed(error) => Self::Failed(format!("{error:#}")),
-            Event::Socket(path) => Self::Socket(path.to_vec()),
+            ArchiveMessage::Bytes(bytes) => Self::Bytes(bytes),
+            ArchiveMessage::Member(path) => Self::Member(path.to_vec()),
+            ArchiveMessage::Failed(error) => Self::Failed(format!("{error:#}")),
+            ArchiveMessage::Socket(path) => Self::Socket(path.to_vec()),
         }
     }
 }

@@ -20,22 +20,22 @@ use std::thread::{Scope, ScopedJoinHandle};
 use anyhow::Context;
 use ubtrfs_fs::{Caller, Fs, InodeId, SetAttr, SetTime, XattrFlags};
 
-use super::{Fatal, Job};
-use crate::tar::read::{DATA_CUT_OFF, Reader};
-use crate::tar::{Kind, Member};
+use super::{Fatal, ImportContext};
+use crate::tar::read::{ArchiveReader, DATA_CUT_OFF};
+use crate::tar::{ArchiveMember, MemberKind};
 use crate::walk::printable;
 
 /// Writes contents and attributes of members, but no names.
 #[derive(Clone, Copy)]
 pub(super) struct Contents<'a> {
     pub(super) fs: &'a Fs,
-    pub(super) job: &'a Job<'a>,
+    pub(super) job: &'a ImportContext<'a>,
 }
 
 /// A file to complete, with the place of its data in the archive.
 pub(super) struct QueuedFile {
     id: InodeId,
-    member: Member,
+    member: ArchiveMember,
     place: (Arc<File>, u64),
 }
 
@@ -54,8 +54,8 @@ impl<'a> Contents<'a> {
     /// Writes contents and attributes of an opened file, in this thread or in the separate thread.
     pub(super) fn file(
         self,
-        reader: &mut Reader,
-        member: &Member,
+        reader: &mut ArchiveReader,
+        member: &ArchiveMember,
         id: InodeId,
         thread: Option<&mut ContentsThread<'_>>,
     ) -> anyhow::Result<()> {
@@ -85,7 +85,7 @@ impl<'a> Contents<'a> {
     }
 
     /// Sets the size and the attributes of a file if its data was written. Releases the inode in any case (I1).
-    fn complete(self, member: &Member, id: InodeId, written: anyhow::Result<()>) -> anyhow::Result<()> {
+    fn complete(self, member: &ArchiveMember, id: InodeId, written: anyhow::Result<()>) -> anyhow::Result<()> {
         let end = member.data_ranges().last().map_or(0, |(offset, len)| offset + len);
         let completed = written.and_then(|()| {
             if end < member.size {
@@ -100,7 +100,7 @@ impl<'a> Contents<'a> {
 
     /// Sets owner, mode and times, then extended attributes: an access ACL must follow the mode, and file capabilities
     /// must follow the data and the owner.
-    pub(super) fn attributes(self, member: &Member, id: InodeId) -> anyhow::Result<()> {
+    pub(super) fn attributes(self, member: &ArchiveMember, id: InodeId) -> anyhow::Result<()> {
         self.fs.setattr(id, &self.set_attr(member), &Caller::ROOT)?;
         self.xattrs(&member.xattrs, id)
     }
@@ -114,10 +114,10 @@ impl<'a> Contents<'a> {
         Ok(())
     }
 
-    pub(super) fn set_attr(self, member: &Member) -> SetAttr {
+    pub(super) fn set_attr(self, member: &ArchiveMember) -> SetAttr {
         let (uid, gid) = self.owner(member);
         SetAttr {
-            mode: (member.kind != Kind::Symlink).then_some(member.mode),
+            mode: (member.kind != MemberKind::Symlink).then_some(member.mode),
             uid: Some(uid),
             gid: Some(gid),
             atime: member.atime.map(SetTime::At),
@@ -126,7 +126,7 @@ impl<'a> Contents<'a> {
         }
     }
 
-    pub(super) fn owner(self, member: &Member) -> (u32, u32) {
+    pub(super) fn owner(self, member: &ArchiveMember) -> (u32, u32) {
         self.job.options.owner.unwrap_or((member.uid, member.gid))
     }
 }

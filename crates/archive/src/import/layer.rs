@@ -14,7 +14,7 @@ use std::collections::HashSet;
 use anyhow::{Context, bail};
 use ubtrfs_fs::{Error, Fs, InodeId};
 
-use crate::walk::{Name, VisitedDirs, printable, read_names};
+use crate::walk::{DirName, VisitedDirs, printable, read_names};
 
 /// The names that a layer has added so far.
 #[derive(Default)]
@@ -108,18 +108,18 @@ impl Layer {
     /// Walks through a directory, and with [`LowerFiles::Goes`] removes everything that this layer did not add. Returns
     /// whether the directory contains nothing that this layer added. The depth is limited by memory, not by the stack.
     fn walk_lower(&self, fs: &Fs, dir: InodeId, old: LowerFiles) -> anyhow::Result<bool> {
-        struct Level {
+        struct LayerDir {
             id: InodeId,
-            left: Vec<Name>,
+            left: Vec<DirName>,
             /// Parent and name of the directory; `None` for the directory where the walk began.
             place: Option<(InodeId, Vec<u8>)>,
             is_kept: bool,
         }
         let mut passed = VisitedDirs::default();
-        let mut open = |id: InodeId, place: Option<(InodeId, Vec<u8>)>| -> anyhow::Result<Level> {
+        let mut open = |id: InodeId, place: Option<(InodeId, Vec<u8>)>| -> anyhow::Result<LayerDir> {
             passed.pass(id)?;
             let is_kept = place.as_ref().is_some_and(|(dir, name)| self.has(*dir, name));
-            Ok(Level { id, left: read_names(fs, id)?, place, is_kept })
+            Ok(LayerDir { id, left: read_names(fs, id)?, place, is_kept })
         };
         let mut levels = vec![open(dir, None)?];
         loop {

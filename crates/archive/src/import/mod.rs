@@ -28,16 +28,16 @@ use ubtrfs_fs::{Caller, Error, Fs, InodeId, NewInode, RenameFlags, SetAttr, SetT
 use self::contents::{Contents, ContentsThread};
 use self::layer::Layer;
 use crate::glob::matches;
-use crate::tar::input::Input;
-use crate::tar::read::Reader;
-use crate::tar::{Kind, Member, acl};
+use crate::tar::input::ArchiveInput;
+use crate::tar::read::ArchiveReader;
+use crate::tar::{ArchiveMember, MemberKind, acl};
 use crate::walk::{join, normal_names, printable, shown};
-use crate::{Event, Watch};
+use crate::{ArchiveMessage, Watch};
 
 /// An archive whose first header has been read.
 pub struct Archive {
-    reader: Reader,
-    first: Option<Member>,
+    reader: ArchiveReader,
+    first: Option<ArchiveMember>,
     /// The archive's name for messages.
     name: String,
     total_bytes: Option<u64>,
@@ -55,7 +55,7 @@ impl Archive {
     /// # Errors
     /// The file cannot be read, or is not a tar archive.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
-        Self::begin(Input::open(path)?, path)
+        Self::begin(ArchiveInput::open(path)?, path)
     }
 
     /// Starts to read an archive from a stream, which another thread reads ahead. Messages call the archive `name`.
@@ -63,12 +63,12 @@ impl Archive {
     /// # Errors
     /// The stream cannot be read, or is not a tar archive.
     pub fn from_reader(source: impl Read + Send + 'static, name: &Path) -> anyhow::Result<Self> {
-        Self::begin(Input::stream(source, name)?, name)
+        Self::begin(ArchiveInput::stream(source, name)?, name)
     }
 
-    fn begin(input: Input, path: &Path) -> anyhow::Result<Self> {
+    fn begin(input: ArchiveInput, path: &Path) -> anyhow::Result<Self> {
         let (name, total_bytes) = (shown(path), input.total());
-        let mut reader = Reader::new(input);
+        let mut reader = ArchiveReader::new(input);
         let first = reader.next_member().with_context(|| name.clone())?;
         Ok(Self { reader, first, name, total_bytes })
     }
@@ -131,7 +131,7 @@ pub struct ImportReport {
 ///
 /// # Errors
 /// The archive is damaged, or an error affects all members, such as a lack of space. A member that cannot be unpacked
-/// is reported as [`Event::Failed`], counted, and skipped.
+/// is reported as [`ArchiveMessage::Failed`], counted, and skipped.
 pub fn import(
     fs: &Fs,
     archive: &mut Archive,
@@ -140,7 +140,7 @@ pub fn import(
     watch: Watch<'_>,
 ) -> anyhow::Result<ImportReport> {
     let target_name = format!("{}{}", options.place, printable(target));
-    let job = Job { options, watch, archive: archive.name.clone(), target: target_name };
+    let job = ImportContext { options, watch, archive: archive.name.clone(), target: target_name };
     let mut import = Import::new(fs, &job, target)?;
     let first = archive.first.take();
     import.run(&mut archive.reader, first)?;
@@ -148,7 +148,7 @@ pub fn import(
 }
 
 /// The parts of an import that do not change while it runs. The main thread and the separate thread use them.
-struct Job<'a> {
+struct ImportContext<'a> {
     options: &'a ImportOptions,
     watch: Watch<'a>,
     /// The archive's name.
@@ -157,13 +157,13 @@ struct Job<'a> {
     target: String,
 }
 
-impl Job<'_> {
+impl ImportContext<'_> {
     /// Reports a skipped member, unless its error ends the import (I3).
     fn report_skipped(&self, error: anyhow::Error) -> anyhow::Result<()> {
         if is_fatal(&error) {
             return Err(error);
         }
-        (self.watch)(Event::Failed(&error));
+        (self.watch)(ArchiveMessage::Failed(&error));
         Ok(())
     }
 
@@ -223,7 +223,7 @@ fn has_parent_component(path: &[u8]) -> bool {
 }
 
 /// Names and values of extended attributes.
-type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+type MemberXattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// A directory to complete at the end.
 struct PendingDir {
@@ -231,7 +231,7 @@ struct PendingDir {
     atime: Option<SetTime>,
     mtime: Option<SetTime>,
     /// Extended attributes that new files in the directory would inherit, such as its default ACL.
-    xattrs: Xattrs,
+    xattrs: MemberXattrs,
 }
 
 /// A cache of directories: maps their paths below the target to their inodes. The cache is emptied when a link or
@@ -259,7 +259,7 @@ impl DirCache {
 }
 
 /// A new inode for a member.
-struct Made {
+struct ImportedInode {
     id: InodeId,
     /// The temporary name of the inode, if a file with the member's name exists. The complete inode replaces this file
     /// and takes its name.
@@ -272,7 +272,7 @@ fn temporary_name() -> Vec<u8> {
 
 struct Import<'a> {
     fs: &'a Fs,
-    job: &'a Job<'a>,
+    job: &'a ImportContext<'a>,
     /// The target directory.
     base: InodeId,
     dirs: DirCache,
@@ -288,7 +288,7 @@ struct Import<'a> {
 }
 
 impl<'a> Import<'a> {
-    fn new(fs: &'a Fs, job: &'a Job<'a>, target: &[u8]) -> anyhow::Result<Self> {
+    fn new(fs: &'a Fs, job: &'a ImportContext<'a>, target: &[u8]) -> anyhow::Result<Self> {
         let mut base = fs.root();
         let names = normal_names(target);
         for (index, name) in names.iter().enumerate() {
@@ -319,7 +319,7 @@ impl<'a> Import<'a> {
         Contents { fs: self.fs, job: self.job }
     }
 
-    fn run(&mut self, reader: &mut Reader, first: Option<Member>) -> anyhow::Result<()> {
+    fn run(&mut self, reader: &mut ArchiveReader, first: Option<ArchiveMember>) -> anyhow::Result<()> {
         let contents = self.contents();
         std::thread::scope(|scope| {
             let mut thread = reader.place_of_data().map(|_| ContentsThread::start(scope, contents)).transpose()?;
@@ -346,20 +346,20 @@ impl<'a> Import<'a> {
 
     fn members(
         &mut self,
-        reader: &mut Reader,
-        first: Option<Member>,
+        reader: &mut ArchiveReader,
+        first: Option<ArchiveMember>,
         mut thread: Option<&mut ContentsThread<'_>>,
     ) -> anyhow::Result<()> {
         let mut next = first;
         while let Some(member) = next {
             let names = normal_names(&member.path);
-            let is_wanted = names.len() >= self.job.options.strip_components.max(1) || member.kind == Kind::Dir;
+            let is_wanted = names.len() >= self.job.options.strip_components.max(1) || member.kind == MemberKind::Dir;
             if is_wanted && !self.job.is_excluded(&names) {
                 let names = names.get(self.job.options.strip_components..).unwrap_or_default();
                 // The member `.` has no name and is the target directory itself. A directory whose names were all
                 // stripped is skipped.
-                if !names.is_empty() || (member.kind == Kind::Dir && self.job.options.strip_components == 0) {
-                    (self.job.watch)(Event::Member(&member.path));
+                if !names.is_empty() || (member.kind == MemberKind::Dir && self.job.options.strip_components == 0) {
+                    (self.job.watch)(ArchiveMessage::Member(&member.path));
                     let unpacked = self
                         .member(reader, &member, names, thread.as_deref_mut())
                         .with_context(|| self.job.cannot_import(&member.path));
@@ -372,7 +372,7 @@ impl<'a> Import<'a> {
                     }
                 }
             }
-            (self.job.watch)(Event::Bytes(reader.input().taken()));
+            (self.job.watch)(ArchiveMessage::Bytes(reader.input().taken()));
             if self.counts.bytes - self.committed_bytes >= COMMIT_BYTES {
                 self.committed_bytes = self.counts.bytes;
                 self.fs.start_commit();
@@ -384,8 +384,8 @@ impl<'a> Import<'a> {
 
     fn member(
         &mut self,
-        reader: &mut Reader,
-        member: &Member,
+        reader: &mut ArchiveReader,
+        member: &ArchiveMember,
         names: &[&[u8]],
         thread: Option<&mut ContentsThread<'_>>,
     ) -> anyhow::Result<()> {
@@ -404,17 +404,17 @@ impl<'a> Import<'a> {
             layer.note(parent, name);
         }
         match member.kind {
-            Kind::Dir => {
+            MemberKind::Dir => {
                 let dir = self.make_dir(parent, name, member)?;
                 self.dirs.remember(names, dir);
                 self.dir(member, dir)
             }
-            Kind::HardLink => self.hard_link(member, parent, name),
-            Kind::Symlink => {
+            MemberKind::HardLink => self.hard_link(member, parent, name),
+            MemberKind::Symlink => {
                 self.counts.symlinks += 1;
                 self.make(parent, name, member, NewInode::symlink(&member.link))
             }
-            Kind::File => {
+            MemberKind::File => {
                 self.counts.files += 1;
                 self.counts.bytes = self.counts.bytes.saturating_add(member.data_bytes());
                 self.counts.xattrs += member.xattrs.len() as u64;
@@ -427,10 +427,10 @@ impl<'a> Import<'a> {
                     import.contents().file(reader, member, id, thread)
                 })
             }
-            Kind::CharDevice | Kind::BlockDevice | Kind::Fifo => {
+            MemberKind::CharDevice | MemberKind::BlockDevice | MemberKind::Fifo => {
                 let kind = match member.kind {
-                    Kind::CharDevice => mode::CHAR,
-                    Kind::BlockDevice => mode::BLOCK,
+                    MemberKind::CharDevice => mode::CHAR,
+                    MemberKind::BlockDevice => mode::BLOCK,
                     _ => mode::FIFO,
                 };
                 if member.major > 0xfff || member.minor > 0xf_ffff {
@@ -445,7 +445,7 @@ impl<'a> Import<'a> {
     }
 
     /// Makes an inode without data and sets its attributes.
-    fn make(&mut self, parent: InodeId, name: &[u8], member: &Member, new: NewInode<'_>) -> anyhow::Result<()> {
+    fn make(&mut self, parent: InodeId, name: &[u8], member: &ArchiveMember, new: NewInode<'_>) -> anyhow::Result<()> {
         let made = self.create(parent, name, member, new)?;
         let id = made.id;
         self.install(parent, name, made, |import| import.contents().attributes(member, id))?;
@@ -454,16 +454,22 @@ impl<'a> Import<'a> {
     }
 
     /// Makes an inode with this name, or with a temporary one if the name exists and may be replaced (I5).
-    fn create(&mut self, parent: InodeId, name: &[u8], member: &Member, new: NewInode<'_>) -> anyhow::Result<Made> {
+    fn create(
+        &mut self,
+        parent: InodeId,
+        name: &[u8],
+        member: &ArchiveMember,
+        new: NewInode<'_>,
+    ) -> anyhow::Result<ImportedInode> {
         let (uid, gid) = self.contents().owner(member);
         let caller = Caller { uid, gid, umask: 0 };
         match self.fs.create(parent, name, new, &caller) {
-            Ok(attr) => Ok(Made { id: attr.id, temporary: None }),
+            Ok(attr) => Ok(ImportedInode { id: attr.id, temporary: None }),
             Err(Error::Exists) => {
                 self.check_replaceable(parent, name)?;
                 let temporary = temporary_name();
                 let id = self.fs.create(parent, &temporary, new, &caller)?.id;
-                Ok(Made { id, temporary: Some(temporary) })
+                Ok(ImportedInode { id, temporary: Some(temporary) })
             }
             Err(error) => Err(error.into()),
         }
@@ -487,7 +493,7 @@ impl<'a> Import<'a> {
         &mut self,
         parent: InodeId,
         name: &[u8],
-        made: Made,
+        made: ImportedInode,
         complete: impl FnOnce(&mut Self) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let Some(temporary) = made.temporary else { return complete(self) };
@@ -518,7 +524,7 @@ impl<'a> Import<'a> {
         Ok(self.fs.rename(parent, temporary, parent, name, RenameFlags::empty())?)
     }
 
-    fn make_dir(&mut self, parent: InodeId, name: &[u8], member: &Member) -> anyhow::Result<InodeId> {
+    fn make_dir(&mut self, parent: InodeId, name: &[u8], member: &ArchiveMember) -> anyhow::Result<InodeId> {
         match self.fs.lookup(parent, name) {
             Ok(attr) if attr.is_dir() => Ok(attr.id),
             Ok(_) | Err(Error::NotFound) => {
@@ -532,11 +538,11 @@ impl<'a> Import<'a> {
     }
 
     /// Sets attributes of a directory, except for times and inheritable attributes, which are set at the end.
-    fn dir(&mut self, member: &Member, id: InodeId) -> anyhow::Result<()> {
+    fn dir(&mut self, member: &ArchiveMember, id: InodeId) -> anyhow::Result<()> {
         self.counts.directories += 1;
         let all = self.contents().set_attr(member);
         let is_inherited = |name: &[u8]| name == acl::DEFAULT || name.starts_with(b"btrfs.");
-        let (mut xattrs, now): (Xattrs, Xattrs) =
+        let (mut xattrs, now): (MemberXattrs, MemberXattrs) =
             member.xattrs.iter().cloned().partition(|(name, _)| is_inherited(name));
         self.counts.xattrs += member.xattrs.len() as u64;
         if let Ok(acl) = self.fs.getxattr(id, acl::DEFAULT) {
@@ -553,7 +559,7 @@ impl<'a> Import<'a> {
         self.contents().xattrs(&now, id)
     }
 
-    fn hard_link(&mut self, member: &Member, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
+    fn hard_link(&mut self, member: &ArchiveMember, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
         let target = printable(&member.link);
         if has_parent_component(&member.link) {
             bail!("the path of its target '{target}' contains '..'");
@@ -577,7 +583,7 @@ impl<'a> Import<'a> {
                 self.check_replaceable(parent, name)?;
                 let temporary = temporary_name();
                 self.fs.link(old.id, parent, &temporary)?;
-                self.install(parent, name, Made { id: old.id, temporary: Some(temporary) }, |_| Ok(()))?;
+                self.install(parent, name, ImportedInode { id: old.id, temporary: Some(temporary) }, |_| Ok(()))?;
             }
             Err(Error::NotFound) => {
                 self.fs.link(old.id, parent, name)?;

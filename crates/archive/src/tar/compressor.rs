@@ -9,7 +9,7 @@ use crate::walk::shown;
 
 /// How to compress an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compression {
+pub enum ArchiveCompression {
     /// Not at all.
     None,
     /// gzip.
@@ -24,7 +24,7 @@ pub enum Compression {
     Lz4,
 }
 
-impl Compression {
+impl ArchiveCompression {
     /// Chooses the compression by a file's suffix. Fails for suffixes of methods that cannot be written.
     pub fn of(path: &Path) -> anyhow::Result<Self> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
@@ -62,14 +62,16 @@ pub enum Compressor<W: Write> {
 
 impl<W: Write> Compressor<W> {
     /// Starts to compress into `out`.
-    pub fn new(out: W, compression: Compression) -> io::Result<Self> {
+    pub fn new(out: W, compression: ArchiveCompression) -> io::Result<Self> {
         Ok(match compression {
-            Compression::None => Self::None(out),
-            Compression::Gzip => Self::Gzip(flate2::write::GzEncoder::new(out, flate2::Compression::default())),
-            Compression::Xz => Self::Xz(liblzma::write::XzEncoder::new(out, XZ_LEVEL)),
-            Compression::Zstd => Self::Zstd(zstd::stream::write::Encoder::new(out, zstd::DEFAULT_COMPRESSION_LEVEL)?),
-            Compression::Bzip2 => Self::Bzip2(bzip2::write::BzEncoder::new(out, bzip2::Compression::best())),
-            Compression::Lz4 => Self::Lz4(Box::new(lz4_flex::frame::FrameEncoder::new(out))),
+            ArchiveCompression::None => Self::None(out),
+            ArchiveCompression::Gzip => Self::Gzip(flate2::write::GzEncoder::new(out, flate2::Compression::default())),
+            ArchiveCompression::Xz => Self::Xz(liblzma::write::XzEncoder::new(out, XZ_LEVEL)),
+            ArchiveCompression::Zstd => {
+                Self::Zstd(zstd::stream::write::Encoder::new(out, zstd::DEFAULT_COMPRESSION_LEVEL)?)
+            }
+            ArchiveCompression::Bzip2 => Self::Bzip2(bzip2::write::BzEncoder::new(out, bzip2::Compression::best())),
+            ArchiveCompression::Lz4 => Self::Lz4(Box::new(lz4_flex::frame::FrameEncoder::new(out))),
         })
     }
 

@@ -3,9 +3,9 @@
 use super::BLOCK;
 
 /// One header block.
-pub(crate) struct Header<'a>(pub(super) &'a [u8; BLOCK]);
+pub(crate) struct MemberHeader<'a>(pub(super) &'a [u8; BLOCK]);
 
-impl<'a> Header<'a> {
+impl<'a> MemberHeader<'a> {
     pub(crate) fn bytes(&self, at: usize, len: usize) -> &'a [u8] {
         &self.0[at..at + len]
     }

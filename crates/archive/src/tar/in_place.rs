@@ -36,12 +36,12 @@ impl InPlace {
         (Arc::clone(&self.file), self.at)
     }
 
-    /// See [`super::input::Input::taken`].
+    /// See [`super::input::ArchiveInput::taken`].
     pub(crate) fn taken(&self) -> u64 {
         self.at
     }
 
-    /// See [`super::input::Input::next_piece`].
+    /// See [`super::input::ArchiveInput::next_piece`].
     pub(crate) fn next_piece(&mut self, max: u64) -> io::Result<&[u8]> {
         // This cannot underflow, because the position is never before the window.
         if self.at - self.window_at >= self.window_len as u64 {
@@ -69,7 +69,7 @@ impl InPlace {
         Ok(())
     }
 
-    /// See [`super::input::Input::skip`].
+    /// See [`super::input::ArchiveInput::skip`].
     pub(crate) fn skip(&mut self, len: u64) -> io::Result<()> {
         let end = self.at.checked_add(len).filter(|end| *end <= self.len);
         self.at = end.ok_or(io::ErrorKind::UnexpectedEof)?;

@@ -8,21 +8,21 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 
 use super::in_place::InPlace;
-use super::stream::Stream;
+use super::stream::DecompressedStream;
 use crate::walk::shown;
 
 /// The bytes of an archive, in order.
-pub(crate) struct Input {
-    source: Source,
+pub(crate) struct ArchiveInput {
+    source: InputSource,
     total: Option<u64>,
 }
 
-enum Source {
+enum InputSource {
     InPlace(InPlace),
-    Stream(Stream),
+    Stream(DecompressedStream),
 }
 
-impl Input {
+impl ArchiveInput {
     /// Opens a file and starts to read it.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
         let mut file = File::open(path).with_context(|| format!("cannot open {}", shown(path)))?;
@@ -35,8 +35,8 @@ impl Input {
         }
         let (magic, method) = begin(&mut file, path)?;
         let source = match method {
-            Method::Plain => Source::InPlace(InPlace::new(file, meta.len())),
-            method => Source::Stream(Stream::start(io::Cursor::new(magic).chain(file), method)?),
+            InputCompression::Plain => InputSource::InPlace(InPlace::new(file, meta.len())),
+            method => InputSource::Stream(DecompressedStream::start(io::Cursor::new(magic).chain(file), method)?),
         };
         Ok(Self { source, total: Some(meta.len()) })
     }
@@ -44,14 +44,17 @@ impl Input {
     /// Starts to read a stream. `path` names it in messages.
     pub(crate) fn stream(mut source: impl Read + Send + 'static, path: &Path) -> anyhow::Result<Self> {
         let (magic, method) = begin(&mut source, path)?;
-        Ok(Self { source: Source::Stream(Stream::start(io::Cursor::new(magic).chain(source), method)?), total: None })
+        Ok(Self {
+            source: InputSource::Stream(DecompressedStream::start(io::Cursor::new(magic).chain(source), method)?),
+            total: None,
+        })
     }
 
     /// Bytes read from the file so far, before decompression.
     pub(crate) fn taken(&self) -> u64 {
         match &self.source {
-            Source::InPlace(file) => file.taken(),
-            Source::Stream(stream) => stream.taken(),
+            InputSource::InPlace(file) => file.taken(),
+            InputSource::Stream(stream) => stream.taken(),
         }
     }
 
@@ -63,24 +66,24 @@ impl Input {
     /// Returns the file and the offset of the next bytes in it, if the archive is not compressed.
     pub(crate) fn place(&self) -> Option<(Arc<File>, u64)> {
         match &self.source {
-            Source::InPlace(file) => Some(file.place()),
-            Source::Stream(_) => None,
+            InputSource::InPlace(file) => Some(file.place()),
+            InputSource::Stream(_) => None,
         }
     }
 
     /// Returns the next bytes, at most `max`; an empty slice at the end.
     pub(crate) fn next_piece(&mut self, max: u64) -> io::Result<&[u8]> {
         match &mut self.source {
-            Source::InPlace(file) => file.next_piece(max),
-            Source::Stream(stream) => stream.next_piece(max),
+            InputSource::InPlace(file) => file.next_piece(max),
+            InputSource::Stream(stream) => stream.next_piece(max),
         }
     }
 
     /// Skips `len` bytes. Fails if the input ends within these bytes.
     pub(crate) fn skip(&mut self, len: u64) -> io::Result<()> {
         match &mut self.source {
-            Source::InPlace(file) => file.skip(len),
-            Source::Stream(stream) => stream.skip(len),
+            InputSource::InPlace(file) => file.skip(len),
+            InputSource::Stream(stream) => stream.skip(len),
         }
     }
 
@@ -101,7 +104,7 @@ impl Input {
     /// Reads to the end of the input, so that damage in compressed bytes after the archive is found, and a program
     /// that writes the archive into a pipe can finish.
     pub(crate) fn drain(&mut self) -> io::Result<()> {
-        if let Source::Stream(stream) = &mut self.source {
+        if let InputSource::Stream(stream) = &mut self.source {
             while !stream.next_piece(u64::MAX)?.is_empty() {}
         }
         Ok(())
@@ -110,7 +113,7 @@ impl Input {
 
 /// How an archive is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Method {
+pub(crate) enum InputCompression {
     Plain,
     Gzip,
     Xz,
@@ -122,33 +125,33 @@ pub(crate) enum Method {
 }
 
 /// Reads the first bytes and determines the compression from them.
-fn begin(source: &mut impl Read, path: &Path) -> anyhow::Result<(Vec<u8>, Method)> {
+fn begin(source: &mut impl Read, path: &Path) -> anyhow::Result<(Vec<u8>, InputCompression)> {
     let mut magic = Vec::new();
     source.by_ref().take(MAGIC_LEN).read_to_end(&mut magic).with_context(|| format!("cannot read {}", shown(path)))?;
     let method = method_of(&magic);
-    if let Method::Foreign(name, program) = method {
+    if let InputCompression::Foreign(name, program) = method {
         bail!("{} is compressed with {name}; decompress it: {program} | ubtrfs import - IMAGE:/", shown(path));
     }
     Ok((magic, method))
 }
 
-fn method_of(magic: &[u8]) -> Method {
+fn method_of(magic: &[u8]) -> InputCompression {
     match magic {
-        [0x1f, 0x8b, ..] => Method::Gzip,
-        [0xfd, b'7', b'z', b'X', b'Z', 0] => Method::Xz,
-        [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Method::Zstd,
-        [b'B', b'Z', b'h', b'1'..=b'9', ..] => Method::Bzip2,
-        [0x04, 0x22, 0x4d, 0x18, ..] => Method::Lz4,
-        [0x1f, 0x9d, ..] => Method::Foreign("compress", "gzip -dc FILE"),
-        [b'P', b'K', 3, 4, ..] => Method::Foreign("zip", "bsdtar cf - @FILE"),
-        _ => Method::Plain,
+        [0x1f, 0x8b, ..] => InputCompression::Gzip,
+        [0xfd, b'7', b'z', b'X', b'Z', 0] => InputCompression::Xz,
+        [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => InputCompression::Zstd,
+        [b'B', b'Z', b'h', b'1'..=b'9', ..] => InputCompression::Bzip2,
+        [0x04, 0x22, 0x4d, 0x18, ..] => InputCompression::Lz4,
+        [0x1f, 0x9d, ..] => InputCompression::Foreign("compress", "gzip -dc FILE"),
+        [b'P', b'K', 3, 4, ..] => InputCompression::Foreign("zip", "bsdtar cf - @FILE"),
+        _ => InputCompression::Plain,
     }
 }
 
 const MAGIC_LEN: u64 = 6;
 
 #[cfg(test)]
-impl Input {
+impl ArchiveInput {
     /// Makes a stream of these bytes.
     pub(crate) fn of(bytes: Vec<u8>) -> anyhow::Result<Self> {
         Self::stream(io::Cursor::new(bytes), Path::new("test"))
@@ -169,7 +172,7 @@ mod tests {
     use super::*;
 
     fn all(bytes: Vec<u8>) -> io::Result<Vec<u8>> {
-        let mut input = Input::of(bytes).unwrap();
+        let mut input = ArchiveInput::of(bytes).unwrap();
         let mut out = Vec::new();
         loop {
             let piece = input.next_piece(100_000)?;
@@ -205,6 +208,6 @@ mod tests {
             assert!(all(bytes[..bytes.len() - 20].to_vec()).is_err());
         }
         assert!(all(Vec::new()).unwrap().is_empty());
-        assert!(Input::of(b"PK\x03\x04zip".to_vec()).is_err());
+        assert!(ArchiveInput::of(b"PK\x03\x04zip".to_vec()).is_err());
     }
 }

@@ -37,7 +37,7 @@ pub(crate) const BLOCK: usize = 512;
 
 /// The type of an archive member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MemberKind {
     File,
     HardLink,
     Symlink,
@@ -49,9 +49,9 @@ pub(crate) enum Kind {
 
 /// A member of an archive, without its data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Member {
+pub(crate) struct ArchiveMember {
     pub(crate) path: Vec<u8>,
-    pub(crate) kind: Kind,
+    pub(crate) kind: MemberKind,
     /// Target of a symbolic link, or path of the member that a hard link links to.
     pub(crate) link: Vec<u8>,
     /// Permission bits.
@@ -71,7 +71,7 @@ pub(crate) struct Member {
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-impl Member {
+impl ArchiveMember {
     /// Returns the ranges of the file that have data, as offset and length.
     pub(crate) fn data_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         let whole = self.sparse.is_none().then_some((0, self.size));

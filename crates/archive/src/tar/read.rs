@@ -14,16 +14,16 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow, bail};
 use ubtrfs_format::item::Timespec;
 
-use super::header::Header;
-use super::input::Input;
-use super::{BLOCK, Kind, Member, acl, padding};
+use super::header::MemberHeader;
+use super::input::ArchiveInput;
+use super::{ArchiveMember, BLOCK, MemberKind, acl, padding};
 use crate::walk::printable;
 
 /// The members of an archive, in order.
-pub(crate) struct Reader {
-    input: Input,
+pub(crate) struct ArchiveReader {
+    input: ArchiveInput,
     /// Records of pax's global headers.
-    global: Records,
+    global: PaxRecords,
     data_left: u64,
     padding_left: usize,
     nr_members: u64,
@@ -33,23 +33,23 @@ pub(crate) struct Reader {
     global_left: usize,
 }
 
-type Records = BTreeMap<Vec<u8>, Vec<u8>>;
+type PaxRecords = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// Records that precede a member's header.
 #[derive(Default)]
 struct Extras {
-    records: Records,
+    records: PaxRecords,
     /// Values of the repeated records `GNU.sparse.offset` and `GNU.sparse.numbytes` (pax sparse 0.0).
     sparse: Vec<u64>,
     long_path: Option<Vec<u8>>,
     long_link: Option<Vec<u8>>,
 }
 
-impl Reader {
-    pub(crate) fn new(input: Input) -> Self {
+impl ArchiveReader {
+    pub(crate) fn new(input: ArchiveInput) -> Self {
         Self {
             input,
-            global: Records::new(),
+            global: PaxRecords::new(),
             data_left: 0,
             padding_left: 0,
             nr_members: 0,
@@ -59,12 +59,12 @@ impl Reader {
     }
 
     /// Returns the input of this reader.
-    pub(crate) fn input(&self) -> &Input {
+    pub(crate) fn input(&self) -> &ArchiveInput {
         &self.input
     }
 
     /// Returns the next member; skips unread data of the previous member.
-    pub(crate) fn next_member(&mut self) -> anyhow::Result<Option<Member>> {
+    pub(crate) fn next_member(&mut self) -> anyhow::Result<Option<ArchiveMember>> {
         self.skip_rest()?;
         self.meta_left = META_MAX;
         let mut extras = Extras::default();
@@ -77,7 +77,7 @@ impl Reader {
                 // Some writers omit the zero blocks at the end of an archive, so an archive without them is accepted.
                 return Ok(None);
             }
-            let header = Header(&block);
+            let header = MemberHeader(&block);
             if header.is_zero() {
                 self.input.drain().map_err(|error| self.broken(error))?;
                 return Ok(None);
@@ -118,7 +118,7 @@ impl Reader {
     /// file.
     pub(crate) fn for_each_piece(
         &mut self,
-        member: &Member,
+        member: &ArchiveMember,
         mut piece: impl FnMut(u64, &[u8]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         for (mut offset, len) in member.data_ranges() {
@@ -154,8 +154,8 @@ impl Reader {
         self.input.place()
     }
 
-    fn member(&mut self, block: &[u8; BLOCK], size: u64, mut extras: Extras) -> anyhow::Result<Member> {
-        let header = Header(block);
+    fn member(&mut self, block: &[u8; BLOCK], size: u64, mut extras: Extras) -> anyhow::Result<ArchiveMember> {
+        let header = MemberHeader(block);
         for (key, value) in &self.global {
             if !extras.records.contains_key(key) {
                 extras.records.insert(key.clone(), value.clone());
@@ -185,23 +185,23 @@ impl Reader {
         };
         let part = |offset: usize| number(&header, offset, 8, "device").map(|value| u32::try_from(value).unwrap_or(0));
         let mut kind = match block[156] {
-            b'1' => Kind::HardLink,
-            b'2' => Kind::Symlink,
-            b'3' => Kind::CharDevice,
-            b'4' => Kind::BlockDevice,
-            b'5' | b'D' => Kind::Dir,
-            b'6' => Kind::Fifo,
+            b'1' => MemberKind::HardLink,
+            b'2' => MemberKind::Symlink,
+            b'3' => MemberKind::CharDevice,
+            b'4' => MemberKind::BlockDevice,
+            b'5' | b'D' => MemberKind::Dir,
+            b'6' => MemberKind::Fifo,
             // POSIX says to treat unknown types as files.
-            _ => Kind::File,
+            _ => MemberKind::File,
         };
-        if kind == Kind::File && path.ends_with(b"/") && matches!(block[156], 0 | b'0') {
-            kind = Kind::Dir;
+        if kind == MemberKind::File && path.ends_with(b"/") && matches!(block[156], 0 | b'0') {
+            kind = MemberKind::Dir;
         }
         let stored = decimal("size")?.unwrap_or(size);
-        let has_data = matches!(kind, Kind::File | Kind::HardLink) || block[156] == b'D';
+        let has_data = matches!(kind, MemberKind::File | MemberKind::HardLink) || block[156] == b'D';
         self.data_left = if has_data { stored } else { 0 };
         self.padding_left = padding(self.data_left);
-        let mut member = Member {
+        let mut member = ArchiveMember {
             kind,
             link,
             mode: u32::try_from(number(&header, 100, 8, "mode")? & 0o7777).unwrap_or_default(),
@@ -214,12 +214,12 @@ impl Reader {
             atime: time("atime")?,
             major: part(329)?,
             minor: part(337)?,
-            size: if kind == Kind::File { stored } else { 0 },
+            size: if kind == MemberKind::File { stored } else { 0 },
             sparse: None,
             xattrs: xattrs(records).with_context(at)?,
             path: path.clone(),
         };
-        if kind == Kind::File {
+        if kind == MemberKind::File {
             self.read_sparse(&header, &extras, &mut member).with_context(at)?;
         }
         if member.path.len() > PATH_MAX || member.link.len() > PATH_MAX {
@@ -229,7 +229,12 @@ impl Reader {
     }
 
     /// If the member is a sparse file, reads the map of its data, in any of the four formats (GNU; pax 0.0, 0.1, 1.0).
-    fn read_sparse(&mut self, header: &Header<'_>, extras: &Extras, member: &mut Member) -> anyhow::Result<()> {
+    fn read_sparse(
+        &mut self,
+        header: &MemberHeader<'_>,
+        extras: &Extras,
+        member: &mut ArchiveMember,
+    ) -> anyhow::Result<()> {
         let get = |key: &str| extras.records.get(key.as_bytes());
         let decimal = |key: &str| get(key).map(|value| parse_decimal(value)).transpose();
         let map = if header.0[156] == b'S' && header.is_gnu() {
@@ -272,9 +277,9 @@ impl Reader {
     }
 
     /// Reads GNU's sparse map: 4 pairs in the header, 21 in each block after it.
-    fn read_gnu_map(&mut self, header: &Header<'_>) -> anyhow::Result<Vec<u64>> {
+    fn read_gnu_map(&mut self, header: &MemberHeader<'_>) -> anyhow::Result<Vec<u64>> {
         let mut map = Vec::new();
-        let mut take = |header: &Header<'_>, first: usize, count: usize| -> anyhow::Result<()> {
+        let mut take = |header: &MemberHeader<'_>, first: usize, count: usize| -> anyhow::Result<()> {
             for at in (0..count).map(|index| first + index * 24) {
                 if header.bytes(at, 1)[0] == 0 {
                     break;
@@ -294,7 +299,7 @@ impl Reader {
             if !self.input.read_block(&mut block)? {
                 bail!("the sparse map does not end");
             }
-            take(&Header(&block), 0, 21)?;
+            take(&MemberHeader(&block), 0, 21)?;
             extended = block[504] != 0;
         }
         Ok(map)
@@ -376,7 +381,7 @@ impl Reader {
     }
 }
 
-fn number(header: &Header<'_>, at: usize, len: usize, what: &str) -> anyhow::Result<i64> {
+fn number(header: &MemberHeader<'_>, at: usize, len: usize, what: &str) -> anyhow::Result<i64> {
     header.number(at, len).with_context(|| format!("{}: wrong {what} in the archive", printable(&header.path())))
 }
 
@@ -417,11 +422,11 @@ fn parse_records(data: &[u8], extras: &mut Extras, left: &mut usize) -> anyhow::
 }
 
 /// Drops the empty records. They have canceled earlier records with their keys. Only an extended attribute may be empty.
-fn drop_canceled(records: &mut Records) {
+fn drop_canceled(records: &mut PaxRecords) {
     records.retain(|key, value| !value.is_empty() || key.starts_with(XATTR_PREFIX));
 }
 
-fn xattrs(records: &Records) -> anyhow::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+fn xattrs(records: &PaxRecords) -> anyhow::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let mut xattrs = Vec::new();
     for (key, value) in records {
         let text_acl = match &key[..] {
@@ -516,8 +521,8 @@ mod tests {
     fn broken_archives_are_errors() {
         let mut archive = vec![0u8; BLOCK];
         archive[0] = b'a';
-        for input in [|bytes: &[u8]| Input::of(bytes.to_vec()), Input::of_file] {
-            let read = |bytes: &[u8]| Reader::new(input(bytes).unwrap()).next_member();
+        for input in [|bytes: &[u8]| ArchiveInput::of(bytes.to_vec()), ArchiveInput::of_file] {
+            let read = |bytes: &[u8]| ArchiveReader::new(input(bytes).unwrap()).next_member();
             assert!(read(&archive).unwrap_err().to_string().contains("not a tar archive"));
             assert!(read(b"").unwrap_err().to_string().contains("empty"));
             assert!(read(b"short").unwrap_err().to_string().contains("cut off"));
@@ -571,7 +576,7 @@ mod tests {
             entry(b'x', "local", ID.as_bytes()),
             entry(b'0', "value-here", b""),
         ];
-        let mut reader = Reader::new(Input::of(archive.concat()).unwrap());
+        let mut reader = ArchiveReader::new(ArchiveInput::of(archive.concat()).unwrap());
         let mut found = Vec::new();
         while let Some(member) = reader.next_member().unwrap() {
             found.push((String::from_utf8(member.path).unwrap(), member.uid, member.gid));

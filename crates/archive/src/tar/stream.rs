@@ -12,10 +12,10 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 use anyhow::Context;
 
-use super::input::Method;
+use super::input::InputCompression;
 
 /// Decompressed bytes, in order.
-pub(crate) struct Stream {
+pub(crate) struct DecompressedStream {
     full: Receiver<io::Result<Vec<u8>>>,
     empty: Sender<Vec<u8>>,
     current: Vec<u8>,
@@ -24,8 +24,8 @@ pub(crate) struct Stream {
     taken: Arc<AtomicU64>,
 }
 
-impl Stream {
-    pub(crate) fn start(source: impl Read + Send + 'static, method: Method) -> anyhow::Result<Self> {
+impl DecompressedStream {
+    pub(crate) fn start(source: impl Read + Send + 'static, method: InputCompression) -> anyhow::Result<Self> {
         let taken = Arc::new(AtomicU64::new(0));
         let counted = Counted { source, taken: Arc::clone(&taken) };
         let (to_full, full) = sync_channel(QUEUE_LEN);
@@ -40,12 +40,12 @@ impl Stream {
         Ok(Self { full, empty, current: Vec::new(), at: 0, taken })
     }
 
-    /// See [`super::input::Input::taken`].
+    /// See [`super::input::ArchiveInput::taken`].
     pub(crate) fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// See [`super::input::Input::next_piece`].
+    /// See [`super::input::ArchiveInput::next_piece`].
     pub(crate) fn next_piece(&mut self, max: u64) -> io::Result<&[u8]> {
         while self.at == self.current.len() {
             let Ok(buffer) = self.full.recv() else { return Ok(&[]) };
@@ -60,7 +60,7 @@ impl Stream {
         Ok(&self.current[start..start + len])
     }
 
-    /// See [`super::input::Input::skip`].
+    /// See [`super::input::ArchiveInput::skip`].
     pub(crate) fn skip(&mut self, mut len: u64) -> io::Result<()> {
         while len > 0 {
             let piece = self.next_piece(len)?.len();
@@ -73,22 +73,22 @@ impl Stream {
     }
 }
 
-fn decoder<R: Read + Send + 'static>(method: Method, source: R) -> io::Result<Box<dyn Read>> {
+fn decoder<R: Read + Send + 'static>(method: InputCompression, source: R) -> io::Result<Box<dyn Read>> {
     Ok(match method {
-        Method::Plain | Method::Foreign(..) => Box::new(source),
-        Method::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(buffered(source))),
-        Method::Xz => {
+        InputCompression::Plain | InputCompression::Foreign(..) => Box::new(source),
+        InputCompression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(buffered(source))),
+        InputCompression::Xz => {
             let flags = liblzma::stream::CONCATENATED;
             let stream = liblzma::stream::Stream::new_stream_decoder(XZ_MEMORY_MAX, flags)?;
             Box::new(liblzma::bufread::XzDecoder::new_stream(buffered(source), stream))
         }
-        Method::Zstd => {
+        InputCompression::Zstd => {
             let mut decoder = zstd::stream::read::Decoder::with_buffer(buffered(source))?;
             decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
             Box::new(decoder)
         }
-        Method::Bzip2 => Box::new(bzip2::bufread::MultiBzDecoder::new(buffered(source))),
-        Method::Lz4 => Box::new(Lz4Frames(lz4_flex::frame::FrameDecoder::new(buffered(source)))),
+        InputCompression::Bzip2 => Box::new(bzip2::bufread::MultiBzDecoder::new(buffered(source))),
+        InputCompression::Lz4 => Box::new(Lz4Frames(lz4_flex::frame::FrameDecoder::new(buffered(source)))),
     })
 }
 

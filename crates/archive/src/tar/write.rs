@@ -4,37 +4,37 @@ use std::io::{self, Write};
 
 use ubtrfs_format::item::Timespec;
 
-use super::{BLOCK, Kind, Member, acl, padding};
+use super::{ArchiveMember, BLOCK, MemberKind, acl, padding};
 
 /// Writes members one by one.
-pub(crate) struct Writer<W: Write> {
+pub(crate) struct ArchiveWriter<W: Write> {
     out: W,
     /// Bytes of the current member's data that have not been written yet.
     left: u64,
     padding_len: usize,
 }
 
-impl<W: Write> Writer<W> {
+impl<W: Write> ArchiveWriter<W> {
     pub(crate) fn new(out: W) -> Self {
         Self { out, left: 0, padding_len: 0 }
     }
 
-    /// Begins a member. Calls of `data` must follow, with exactly `Member::data_bytes` bytes in total.
-    pub(crate) fn begin(&mut self, member: &Member) -> io::Result<()> {
+    /// Begins a member. Calls of `data` must follow, with exactly `ArchiveMember::data_bytes` bytes in total.
+    pub(crate) fn begin(&mut self, member: &ArchiveMember) -> io::Result<()> {
         assert_eq!(self.left, 0, "the member before is complete");
         let map = member.sparse.as_ref().map(|ranges| sparse_map(ranges, member.size));
         let data_len = member.data_bytes();
         let stored = data_len + map.as_ref().map_or(0, Vec::len) as u64;
         let records = records(member, stored);
         if !records.is_empty() {
-            let mut header = Header::new(b"././@PaxHeader", b'x');
+            let mut header = HeaderBuilder::new(b"././@PaxHeader", b'x');
             header.octal(100, 8, 0o644);
             header.octal(124, 12, records.len() as u64);
             self.out.write_all(&header.finish())?;
             self.out.write_all(&records)?;
             self.out.write_all(&ZEROS[..padding(records.len() as u64)])?;
         }
-        let mut header = Header::new(&member.path, type_byte(member.kind));
+        let mut header = HeaderBuilder::new(&member.path, type_byte(member.kind));
         header.octal(100, 8, member.mode.into());
         header.octal(108, 8, member.uid.into());
         header.octal(116, 8, member.gid.into());
@@ -72,9 +72,9 @@ impl<W: Write> Writer<W> {
     }
 }
 
-struct Header([u8; BLOCK]);
+struct HeaderBuilder([u8; BLOCK]);
 
-impl Header {
+impl HeaderBuilder {
     fn new(path: &[u8], type_byte: u8) -> Self {
         let mut header = Self([0; BLOCK]);
         let (prefix, name) = split_path(path).unwrap_or((b"", &path[..path.len().min(100)]));
@@ -126,20 +126,20 @@ fn split_path(path: &[u8]) -> Option<(&[u8], &[u8])> {
         .map(|at| (&path[..at], &path[at + 1..]))
 }
 
-fn type_byte(kind: Kind) -> u8 {
+fn type_byte(kind: MemberKind) -> u8 {
     match kind {
-        Kind::File => b'0',
-        Kind::HardLink => b'1',
-        Kind::Symlink => b'2',
-        Kind::CharDevice => b'3',
-        Kind::BlockDevice => b'4',
-        Kind::Dir => b'5',
-        Kind::Fifo => b'6',
+        MemberKind::File => b'0',
+        MemberKind::HardLink => b'1',
+        MemberKind::Symlink => b'2',
+        MemberKind::CharDevice => b'3',
+        MemberKind::BlockDevice => b'4',
+        MemberKind::Dir => b'5',
+        MemberKind::Fifo => b'6',
     }
 }
 
 /// The pax records of a member: values that do not fit into its header or have no field in it.
-fn records(member: &Member, stored: u64) -> Vec<u8> {
+fn records(member: &ArchiveMember, stored: u64) -> Vec<u8> {
     let mut out = Vec::new();
     let sparse = member.sparse.is_some();
     if split_path(&member.path).is_none() {
@@ -242,12 +242,12 @@ const ZEROS: [u8; BLOCK] = [0; BLOCK];
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tar::input::Input;
-    use crate::tar::read::Reader;
+    use crate::tar::input::ArchiveInput;
+    use crate::tar::read::ArchiveReader;
 
-    fn member(path: &[u8], kind: Kind) -> Member {
+    fn member(path: &[u8], kind: MemberKind) -> ArchiveMember {
         let mtime = Timespec { sec: 1_700_000_000, nsec: 123_456_789 };
-        Member {
+        ArchiveMember {
             path: path.to_vec(),
             kind,
             link: Vec::new(),
@@ -269,19 +269,23 @@ mod tests {
         let long = [b"d".repeat(90), b"e".repeat(90), b"f".repeat(200)].join(&b'/');
         let wide = [b"d".repeat(90), b"e".repeat(60), b"f".repeat(99)].join(&b'/');
         let mut members = vec![
-            member(b"./", Kind::Dir),
-            Member { size: 3, ..member(b"file", Kind::File) },
-            Member { size: 3, ..member(&long, Kind::File) },
-            Member { size: 3, ..member(&wide, Kind::File) },
-            Member { size: 600, uid: u32::MAX - 1, gid: 1 << 21, ..member(b"\xff\xfe", Kind::File) },
-            Member { link: b"file".to_vec(), ..member(b"hard", Kind::HardLink) },
-            Member { link: b"t".repeat(4000), ..member(b"sym", Kind::Symlink) },
-            Member { major: 8, minor: 300, ..member(b"dev", Kind::BlockDevice) },
-            Member { major: 1, minor: 3, ..member(b"null", Kind::CharDevice) },
-            member(b"fifo", Kind::Fifo),
-            Member { size: 1 << 40, sparse: Some(vec![(4096, 3), (1 << 39, 512)]), ..member(b"sparse", Kind::File) },
-            Member { size: 1 << 20, sparse: Some(vec![]), ..member(b"hole", Kind::File) },
-            Member { size: 8, sparse: Some(vec![(5, 3)]), ..member(&long, Kind::File) },
+            member(b"./", MemberKind::Dir),
+            ArchiveMember { size: 3, ..member(b"file", MemberKind::File) },
+            ArchiveMember { size: 3, ..member(&long, MemberKind::File) },
+            ArchiveMember { size: 3, ..member(&wide, MemberKind::File) },
+            ArchiveMember { size: 600, uid: u32::MAX - 1, gid: 1 << 21, ..member(b"\xff\xfe", MemberKind::File) },
+            ArchiveMember { link: b"file".to_vec(), ..member(b"hard", MemberKind::HardLink) },
+            ArchiveMember { link: b"t".repeat(4000), ..member(b"sym", MemberKind::Symlink) },
+            ArchiveMember { major: 8, minor: 300, ..member(b"dev", MemberKind::BlockDevice) },
+            ArchiveMember { major: 1, minor: 3, ..member(b"null", MemberKind::CharDevice) },
+            member(b"fifo", MemberKind::Fifo),
+            ArchiveMember {
+                size: 1 << 40,
+                sparse: Some(vec![(4096, 3), (1 << 39, 512)]),
+                ..member(b"sparse", MemberKind::File)
+            },
+            ArchiveMember { size: 1 << 20, sparse: Some(vec![]), ..member(b"hole", MemberKind::File) },
+            ArchiveMember { size: 8, sparse: Some(vec![(5, 3)]), ..member(&long, MemberKind::File) },
         ];
         for (index, sec) in [-1, 0, i64::from(u32::MAX), 1 << 34, -(1 << 40)].into_iter().enumerate() {
             members[index].mtime = Timespec { sec, nsec: [0, 1, 999_999_999][index % 3] };
@@ -289,16 +293,16 @@ mod tests {
             let value = (0..=255).cycle().take(1 << (index * 3)).collect();
             members[index].xattrs = vec![(b"user.a=b%3D%\n".to_vec(), value), (b"user.empty".to_vec(), Vec::new())];
         }
-        let mut writer = Writer::new(Vec::new());
+        let mut writer = ArchiveWriter::new(Vec::new());
         for member in &members {
             writer.begin(member).unwrap();
             writer.data(&b"x".repeat(member.data_bytes() as usize)).unwrap();
             writer.end().unwrap();
         }
         let archive = writer.finish().unwrap();
-        let inputs = [|bytes: &[u8]| Input::of(bytes.to_vec()), Input::of_file];
+        let inputs = [|bytes: &[u8]| ArchiveInput::of(bytes.to_vec()), ArchiveInput::of_file];
         for (skip, input) in [(false, inputs[0]), (true, inputs[0]), (false, inputs[1]), (true, inputs[1])] {
-            let mut reader = Reader::new(input(&archive).unwrap());
+            let mut reader = ArchiveReader::new(input(&archive).unwrap());
             for member in &members {
                 let found = reader.next_member().unwrap().unwrap();
                 assert_eq!(found, *member);
@@ -319,7 +323,7 @@ mod tests {
         // Reading an archive that was cut off never panics.
         for len in (0..archive.len()).step_by(100) {
             for input in inputs {
-                let mut reader = Reader::new(input(&archive[..len]).unwrap());
+                let mut reader = ArchiveReader::new(input(&archive[..len]).unwrap());
                 while let Ok(Some(member)) = reader.next_member() {
                     if reader.for_each_piece(&member, |_, _| Ok(())).is_err() {
                         break;

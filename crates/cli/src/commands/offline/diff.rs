@@ -16,7 +16,7 @@ use ubtrfs_fs::{Attr, Fs, InodeId, mode, rdev_parts};
 
 use super::text::{mode_text, printable, time_text, type_text};
 use super::{
-    COPY_LEN, ImageOptions, ImagePath, ImagePathParser, Name, Use, VisitedDirs, data_ranges, is_same_image, lookup,
+    COPY_LEN, DirName, ImageOptions, ImagePath, ImagePathParser, Use, VisitedDirs, data_ranges, is_same_image, lookup,
     push_name, read_names, type_of, with_image,
 };
 use crate::common::{OUTPUT_LOST, Stdout, print_error, stdout};
@@ -248,9 +248,9 @@ impl<'c> Comparison<'c> {
             let first = if order == Ordering::Greater { None } else { one.next() };
             let second = if order == Ordering::Less { None } else { other.next() };
             pairs.extend(match (first, second) {
-                (Some(Name { name, id }), Some(second)) => Some((name, Pair::Both(id, second.id))),
-                (Some(Name { name, id }), None) => Some((name, Pair::Only(Side::First, id))),
-                (None, Some(Name { name, id })) => Some((name, Pair::Only(Side::Second, id))),
+                (Some(DirName { name, id }), Some(second)) => Some((name, Pair::Both(id, second.id))),
+                (Some(DirName { name, id }), None) => Some((name, Pair::Only(Side::First, id))),
+                (None, Some(DirName { name, id })) => Some((name, Pair::Only(Side::Second, id))),
                 (None, None) => None,
             });
         }

@@ -93,7 +93,7 @@ pub(super) fn remove_tree(fs: &Fs, parent: InodeId, name: &[u8], dir: &Attr) -> 
         name: Vec<u8>,
         id: InodeId,
         path: Vec<u8>,
-        left: Vec<super::Name>,
+        left: Vec<super::DirName>,
     }
     let mut passed = VisitedDirs::default();
     let mut open = |parent: InodeId, name: &[u8], id: InodeId, path: Vec<u8>| -> anyhow::Result<Level> {

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use ubtrfs_archive::{Compression, Compressor, Event, ExportOptions};
+use ubtrfs_archive::{ArchiveCompression, ArchiveMessage, Compressor, ExportOptions};
 use ubtrfs_fs::{Attr, Fs, MountOptions};
 
 use super::text::printable;
@@ -65,7 +65,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         let start = lookup(fs, &args.source, true)?;
         match &args.output {
             Some(path) => {
-                let compression = Compression::of(path)?;
+                let compression = ArchiveCompression::of(path)?;
                 let at = || format!("cannot write {}", path.shown());
                 let file = Compressor::new(HostFile::named(path, 0o666)?, compression).with_context(at)?;
                 let (file, status) = export(fs, &args, &start, file).with_context(|| path.shown())?;
@@ -83,11 +83,13 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
 /// Writes the archive to `out`. Returns `out` and the command's exit status.
 fn export<W: Write>(fs: &Fs, args: &Args, start: &Attr, out: W) -> anyhow::Result<(W, ExitCode)> {
     let progress = progress_bytes(None, "export");
-    let watch = |event: Event<'_>| match event {
-        Event::Bytes(bytes) => progress.set_position(bytes),
-        Event::Failed(error) => drop(print_error(error)),
-        Event::Member(_) => {}
-        Event::Socket(path) => warn(&format!("{}: omitted, because tar cannot store sockets", printable(path))),
+    let watch = |event: ArchiveMessage<'_>| match event {
+        ArchiveMessage::Bytes(bytes) => progress.set_position(bytes),
+        ArchiveMessage::Failed(error) => drop(print_error(error)),
+        ArchiveMessage::Member(_) => {}
+        ArchiveMessage::Socket(path) => {
+            warn(&format!("{}: omitted, because tar cannot store sockets", printable(path)))
+        }
     };
     let options = ExportOptions { sparse: args.sparse, no_xattrs: args.no_xattrs };
     let names = args.source.names();

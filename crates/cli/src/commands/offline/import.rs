@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use ubtrfs_archive::{Archive, Event, ImportOptions, ImportReport};
+use ubtrfs_archive::{Archive, ArchiveMessage, ImportOptions, ImportReport};
 use ubtrfs_device::Device;
 use ubtrfs_fs::Fs;
 
@@ -81,11 +81,11 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         exclude: args.exclude.iter().map(|pattern| pattern.as_bytes().to_vec()).collect(),
         place: format!("{}:", args.target.image.shown()),
     };
-    let watch = |event: Event<'_>| match event {
-        Event::Bytes(bytes) => progress.set_position(bytes),
-        Event::Failed(error) => warn(&format!("{error:#}")),
-        Event::Member(path) if args.verbose => progress.suspend(|| print_member(path)),
-        Event::Member(_) | Event::Socket(_) => {}
+    let watch = |event: ArchiveMessage<'_>| match event {
+        ArchiveMessage::Bytes(bytes) => progress.set_position(bytes),
+        ArchiveMessage::Failed(error) => warn(&format!("{error:#}")),
+        ArchiveMessage::Member(path) if args.verbose => progress.suspend(|| print_member(path)),
+        ArchiveMessage::Member(_) | ArchiveMessage::Socket(_) => {}
     };
     let work = |fs: &Fs| {
         let report = ubtrfs_archive::import(fs, &mut archive, &args.target.path, &options, &watch)?;

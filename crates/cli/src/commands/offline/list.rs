@@ -13,8 +13,8 @@ use super::operands::{Patterns, for_each_file};
 use super::pattern::is_pattern;
 use super::text::{mode_text, printable, short_time_text, time_text, type_text};
 use super::{
-    ImageOptions, ImagePath, ImagePathParser, Name, PATTERNS_HELP, Use, VisitedDirs, child_path, data_ranges, lookup,
-    read_names, read_pieces, type_of,
+    DirName, ImageOptions, ImagePath, ImagePathParser, PATTERNS_HELP, Use, VisitedDirs, child_path, data_ranges,
+    lookup, read_names, read_pieces, type_of,
 };
 use crate::common::{print_bytes, print_out};
 
@@ -84,7 +84,7 @@ pub(crate) fn run_ls(args: LsArgs) -> anyhow::Result<ExitCode> {
             let here = ImagePath { image: path.image.clone(), path: at };
             passed.pass(dir.id).with_context(|| format!("{here}"))?;
             let mut entries = Vec::new();
-            for Name { name, id } in read_names(fs, dir.id).with_context(|| format!("{here}"))? {
+            for DirName { name, id } in read_names(fs, dir.id).with_context(|| format!("{here}"))? {
                 let attr = fs.getattr(id).with_context(|| format!("{here}: {}", printable(&name)))?;
                 entries.push((name, attr));
             }

@@ -39,7 +39,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 pub(crate) use ubtrfs_archive::walk::{
-    COPY_LEN, Name, VisitedDirs, child_path, data_ranges, join, normal_names, read_names, read_pieces,
+    COPY_LEN, DirName, VisitedDirs, child_path, data_ranges, join, normal_names, read_names, read_pieces,
 };
 use ubtrfs_control::{Channel, ImageWork};
 use ubtrfs_device::{Access, Device, FileDevice, OpenError, find_members, is_seed, lock_order};

@@ -11,7 +11,7 @@ use ubtrfs_fs::{Attr, Fs, InodeId};
 
 use super::operands::worst;
 use super::text::printable;
-use super::{ImagePath, Name, VisitedDirs, push_name, read_names};
+use super::{DirName, ImagePath, VisitedDirs, push_name, read_names};
 use crate::common::{Shown, print_error};
 
 /// A file that a walk visits.
@@ -63,7 +63,7 @@ pub(super) fn walk(
                     Vec::new()
                 });
                 let len = path.len();
-                let child = |Name { name, id }| Todo { len, depth: depth + 1, name, id };
+                let child = |DirName { name, id }| Todo { len, depth: depth + 1, name, id };
                 todo.extend(names.into_iter().rev().map(child));
                 if let Err(error) = done {
                     status = worst(status, failed(&path, error));
