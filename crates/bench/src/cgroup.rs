@@ -14,11 +14,11 @@ use anyhow::{Context, Result, bail};
 #[derive(Debug)]
 pub(crate) struct MemoryLimit {
     dir: PathBuf,
-    version: Version,
+    version: CgroupVersion,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Version {
+enum CgroupVersion {
     One,
     Two,
 }
@@ -27,7 +27,7 @@ impl MemoryLimit {
     pub(crate) fn new(bytes: u64) -> Result<Self> {
         let (root, version) = find()?;
         let dir = root.join(format!("ubtrfs-bench-{}", std::process::id()));
-        if version == Version::Two {
+        if version == CgroupVersion::Two {
             // Errors are ignored, because the controller may already be enabled or managed by another
             // program.
             let _ = fs::write(root.join("cgroup.subtree_control"), "+memory");
@@ -35,14 +35,14 @@ impl MemoryLimit {
         fs::create_dir(&dir).with_context(|| format!("cannot make the cgroup {}; run as root", dir.display()))?;
         let limit = Self { dir, version };
         let (file, swap) = match version {
-            Version::One => ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
-            Version::Two => ("memory.max", "memory.swap.max"),
+            CgroupVersion::One => ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+            CgroupVersion::Two => ("memory.max", "memory.swap.max"),
         };
         fs::write(limit.dir.join(file), bytes.to_string())
             .with_context(|| format!("cannot limit memory in {}", limit.dir.display()))?;
         // Limit swap too, because memory that is swapped out does not count toward the memory limit. Kernels without
         // swap accounting lack the file of the swap limit.
-        let _ = fs::write(limit.dir.join(swap), if version == Version::One { bytes } else { 0 }.to_string());
+        let _ = fs::write(limit.dir.join(swap), if version == CgroupVersion::One { bytes } else { 0 }.to_string());
         Ok(limit)
     }
 
@@ -53,8 +53,8 @@ impl MemoryLimit {
     /// The largest memory use of the cgroup so far, in bytes.
     pub(crate) fn peak_bytes(&self) -> Option<u64> {
         let file = match self.version {
-            Version::One => "memory.max_usage_in_bytes",
-            Version::Two => "memory.peak",
+            CgroupVersion::One => "memory.max_usage_in_bytes",
+            CgroupVersion::Two => "memory.peak",
         };
         fs::read_to_string(self.dir.join(file)).ok()?.trim().parse().ok()
     }
@@ -74,20 +74,20 @@ impl Drop for MemoryLimit {
 }
 
 /// Finds the mount of the memory controller.
-fn find() -> Result<(PathBuf, Version)> {
+fn find() -> Result<(PathBuf, CgroupVersion)> {
     let mounts = fs::read_to_string("/proc/mounts").context("cannot read /proc/mounts")?;
     for line in mounts.lines() {
         let fields: Vec<&str> = line.split(' ').collect();
         let [_, dir, kind, options, ..] = fields[..] else { continue };
         let dir = PathBuf::from(dir);
         if kind == "cgroup" && options.split(',').any(|option| option == "memory") {
-            return Ok((dir, Version::One));
+            return Ok((dir, CgroupVersion::One));
         }
         let has = |file: &str| {
             fs::read_to_string(dir.join(file)).is_ok_and(|text| text.split_whitespace().any(|word| word == "memory"))
         };
         if kind == "cgroup2" && has("cgroup.controllers") {
-            return Ok((dir, Version::Two));
+            return Ok((dir, CgroupVersion::Two));
         }
     }
     bail!("no cgroup with the memory controller is mounted; use --memory-limit 0 for no limit")

@@ -41,7 +41,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Measure btrfs engines: ubtrfs in its own process and mounted, Linux's btrfs, and a FUSE server that does nothing.
 #[derive(Parser)]
 #[command(name = "bench", version, disable_help_subcommand = true)]
-struct Cli {
+struct BenchCli {
     #[command(subcommand)]
     command: Command,
 }
@@ -57,7 +57,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
+    let done = match BenchCli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Limits(args) => limits::run(&args),

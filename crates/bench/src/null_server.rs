@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     println!("mounted on {}", args.dir.display());
     let _ = io::stdout().flush();
     let (no_open, no_xattrs) = (args.no_open, args.no_xattrs);
-    let server = NullServer { state: Mutex::new(State::new()), no_open, no_xattrs };
+    let server = NullServer { state: Mutex::new(NodeTable::new()), no_open, no_xattrs };
     connection.serve(server).context("the FUSE session failed")
 }
 
@@ -107,32 +107,32 @@ const FEATURES: Features = Features::PARALLEL_DIROPS
     .union(Features::HANDLE_KILLPRIV_V2);
 
 struct NullServer {
-    state: Mutex<State>,
+    state: Mutex<NodeTable>,
     no_open: bool,
     no_xattrs: bool,
 }
 
-struct State {
-    nodes: HashMap<u64, Node>,
+struct NodeTable {
+    nodes: HashMap<u64, NullNode>,
     next: u64,
 }
 
-struct Node {
+struct NullNode {
     attr: Attr,
     target: Vec<u8>,
-    dir: Names,
+    dir: DirectoryNames,
 }
 
 /// The names of a directory in the order of their creation. So a position in the directory stays valid when other names
 /// are added or removed.
 #[derive(Default)]
-struct Names {
+struct DirectoryNames {
     by_name: HashMap<Vec<u8>, (u64, u64)>,
     by_cookie: BTreeMap<u64, Vec<u8>>,
     next: u64,
 }
 
-impl Names {
+impl DirectoryNames {
     fn insert(&mut self, name: &[u8], ino: u64) {
         // Positions 1 and 2 are `.` and `..`.
         let cookie = self.next + 3;
@@ -154,7 +154,7 @@ impl Names {
     }
 }
 
-impl State {
+impl NodeTable {
     fn new() -> Self {
         let mut state = Self { nodes: HashMap::new(), next: ROOT };
         state.add(New::of(DIRECTORY, 0o755, 0), (0, 0));
@@ -177,12 +177,12 @@ impl State {
         attr.set_atime(now);
         attr.set_mtime(now);
         attr.set_ctime(now);
-        self.nodes.insert(self.next, Node { attr, target: new.target.to_vec(), dir: Names::default() });
+        self.nodes.insert(self.next, NullNode { attr, target: new.target.to_vec(), dir: DirectoryNames::default() });
         self.next += 1;
         attr
     }
 
-    fn node(&mut self, ino: u64) -> Result<&mut Node, Errno> {
+    fn node(&mut self, ino: u64) -> Result<&mut NullNode, Errno> {
         self.nodes.get_mut(&ino).ok_or(Errno::NOENT)
     }
 

@@ -65,7 +65,7 @@ pub(crate) struct LatencySummary {
 
 /// The operations and bytes of the measured part of a workload, and their latencies.
 #[derive(Clone, Debug)]
-pub(crate) struct Work {
+pub(crate) struct MeasuredWork {
     /// The number of operations. Each operation handles a file, a directory entry or a block, depending on the
     /// workload.
     pub(crate) ops: u64,
@@ -76,7 +76,7 @@ pub(crate) struct Work {
     pub(crate) timed: Option<Duration>,
 }
 
-impl Work {
+impl MeasuredWork {
     pub(crate) fn new() -> Self {
         Self { ops: 0, bytes: 0, latencies: Latencies::new(), timed: None }
     }

@@ -3,7 +3,7 @@
 //! - R1. `seconds` is the time of the work and of the sync that makes it durable. The sync is `Fs::sync` for an engine
 //!   in this process, and syncfs(2) for a directory. On a mount of ubtrfs, syncfs(2) is followed by the mount's own
 //!   sync command. The workloads `snapshot`, `balance`, `send` and `receive` measure `seconds` themselves
-//!   ([`Work::timed`]): `receive` includes a sync, and the other three need none.
+//!   ([`MeasuredWork::timed`]): `receive` includes a sync, and the other three need none.
 //! - R2. First, the files that the workload needs are made, and synced. Then, as root and without `--warm`, the caches
 //!   are dropped, but only for a workload that needs files. Then the workload runs.
 //! - R3. The workload makes all files in the directory `bench` of the target. At the end, the directory is removed
@@ -19,10 +19,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use crate::cpu::{CpuMark, peak_rss_mib};
-use crate::record::{RunResult, Work};
-use crate::target::Target;
+use crate::record::{MeasuredWork, RunResult};
+use crate::target::BenchTarget;
 use crate::target::dir::DirTarget;
-use crate::target::engine::{EngineTarget, Layout, make_images};
+use crate::target::engine::{EngineTarget, MkfsLayout, make_images};
 use crate::workload::{Params, Sizes, Workload, remove_all};
 use crate::{machine, tarball};
 
@@ -50,8 +50,8 @@ pub(crate) struct Args {
     #[arg(long, requires = "engine")]
     no_import: bool,
     /// Run only a part: make the files that the workload needs, or measure with the files made before
-    #[arg(long, value_enum, default_value_t = Phase::All)]
-    phase: Phase,
+    #[arg(long, value_enum, default_value_t = RunPhase::All)]
+    phase: RunPhase,
     /// Do not drop the machine's caches before the measurement
     #[arg(long)]
     warm: bool,
@@ -67,7 +67,7 @@ pub(crate) struct Args {
 
 /// The part of a run that is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Phase {
+pub(crate) enum RunPhase {
     All,
     Prepare,
     Measure,
@@ -77,7 +77,7 @@ impl Args {
     /// Whether the files are removed at the end. The files stay with `--keep`, and after a run that only prepared them
     /// for a later measurement.
     fn cleans_up<T>(&self, done: &Result<T>) -> bool {
-        !self.keep && (done.is_err() || self.phase != Phase::Prepare)
+        !self.keep && (done.is_err() || self.phase != RunPhase::Prepare)
     }
 }
 
@@ -95,7 +95,7 @@ fn run_phases(args: &Args) -> Result<Option<RunResult>> {
     }
     // The temporary archive is removed when this function ends.
     let mut made_archive = None;
-    if args.workload.needs_archive() && params.tar.is_none() && args.phase != Phase::Measure {
+    if args.workload.needs_archive() && params.tar.is_none() && args.phase != RunPhase::Measure {
         let made = tempfile::Builder::new().prefix("ubtrfs-bench-").suffix(".tar").tempfile()?;
         tarball::write(made.path(), params.files, params.seed)?;
         params.tar = Some(made.path().to_owned());
@@ -112,7 +112,7 @@ fn run_phases(args: &Args) -> Result<Option<RunResult>> {
 
 fn on_engine(args: &Args, params: &Params, image: &Path) -> Result<Option<RunResult>> {
     if let Some(image_bytes) = args.create.filter(|_| !image.exists()) {
-        make_images(&args.engine, &Layout { image_bytes, ..Layout::default() })?;
+        make_images(&args.engine, &MkfsLayout { image_bytes, ..MkfsLayout::default() })?;
     }
     /// Opens the images, does the work, and closes them. An error of the work takes precedence over an error of closing.
     fn opened<R>(args: &Args, work: impl FnOnce(&EngineTarget) -> Result<R>) -> Result<R> {
@@ -122,14 +122,14 @@ fn on_engine(args: &Args, params: &Params, image: &Path) -> Result<Option<RunRes
         let done = done?;
         closed.map(|()| done)
     }
-    if args.phase != Phase::Measure {
+    if args.phase != RunPhase::Measure {
         opened(args, make_base)?;
     }
     let phases = || {
-        if args.phase != Phase::Measure {
+        if args.phase != RunPhase::Measure {
             opened(args, |target| prepare(args, params, target))?;
         }
-        if args.phase == Phase::Prepare {
+        if args.phase == RunPhase::Prepare {
             return Ok(None);
         }
         let import = match args.workload {
@@ -153,14 +153,14 @@ fn on_engine(args: &Args, params: &Params, image: &Path) -> Result<Option<RunRes
 
 fn on_dir(args: &Args, params: &Params, dir: &Path) -> Result<Option<RunResult>> {
     let target = DirTarget::open(dir)?;
-    if args.phase != Phase::Measure {
+    if args.phase != RunPhase::Measure {
         make_base(&target)?;
     }
     let phases = || {
-        if args.phase != Phase::Measure {
+        if args.phase != RunPhase::Measure {
             prepare(args, params, &target)?;
         }
-        if args.phase == Phase::Prepare {
+        if args.phase == RunPhase::Prepare {
             return Ok(None);
         }
         let mut result = measure(args, params, &target)?;
@@ -177,12 +177,12 @@ fn on_dir(args: &Args, params: &Params, dir: &Path) -> Result<Option<RunResult>>
 /// The directory in which the workload makes all its files (R3).
 const BASE: &[u8] = b"bench";
 
-fn make_base<T: Target>(target: &T) -> Result<()> {
+fn make_base<T: BenchTarget>(target: &T) -> Result<()> {
     let made = target.mkdir(&target.root()?, BASE, 0o755);
     made.map(drop).context("cannot make the directory 'bench' in the target; if it is there, remove it")
 }
 
-fn prepare<T: Target>(args: &Args, params: &Params, target: &T) -> Result<()> {
+fn prepare<T: BenchTarget>(args: &Args, params: &Params, target: &T) -> Result<()> {
     args.workload.prepare(target, params, &target.child(&target.root()?, BASE)?)?;
     target.sync()?;
     if args.workload.has_preparation() && !args.warm {
@@ -191,7 +191,7 @@ fn prepare<T: Target>(args: &Args, params: &Params, target: &T) -> Result<()> {
     Ok(())
 }
 
-fn measure<T: Target>(args: &Args, params: &Params, target: &T) -> Result<RunResult> {
+fn measure<T: BenchTarget>(args: &Args, params: &Params, target: &T) -> Result<RunResult> {
     if let Some(archive) = &params.tar {
         machine::read_into_cache(archive)?;
     }
@@ -246,7 +246,7 @@ impl Drop for BusyThreads {
     }
 }
 
-fn clean<T: Target>(args: &Args, params: &Params, target: &T) -> Result<()> {
+fn clean<T: BenchTarget>(args: &Args, params: &Params, target: &T) -> Result<()> {
     let root = target.root()?;
     let base = target.child(&root, BASE)?;
     args.workload.clean(target, params, &base)?;
@@ -255,7 +255,7 @@ fn clean<T: Target>(args: &Args, params: &Params, target: &T) -> Result<()> {
     target.sync()
 }
 
-fn result(workload: Workload, params: &Params, work: &Work) -> Result<RunResult> {
+fn result(workload: Workload, params: &Params, work: &MeasuredWork) -> Result<RunResult> {
     Ok(RunResult {
         workload: workload.name().to_owned(),
         target: String::new(),
@@ -296,7 +296,7 @@ fn import_archive(args: &Args, params: &Params, program: &Path, image: &Path) ->
     }
     let counts: serde_json::Value = serde_json::from_slice(&output.stdout).context("ubtrfs import --json")?;
     let count = |name: &str| counts[name].as_u64().unwrap_or_default();
-    let mut result = result(args.workload, params, &Work::new())?;
+    let mut result = result(args.workload, params, &MeasuredWork::new())?;
     (result.ops, result.bytes, result.cpu) = (count("entries"), count("bytes"), cpu);
     (result.seconds, result.work_seconds) = (seconds, seconds);
     result.through = "import".to_owned();

@@ -31,10 +31,10 @@ use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::cgroup::MemoryLimit;
 use crate::record::RunResult;
-use crate::target::engine::Layout;
+use crate::target::engine::MkfsLayout;
 use crate::workload::{Params, Sizes, Workload};
 use crate::{machine, tarball};
-use side::{Setup, Side, SideKind};
+use side::{CompareSide, Setup, SideKind};
 
 /// Compare the engine, its mount, Linux's btrfs and a FUSE server that does nothing
 #[derive(clap::Args, Clone, Debug)]
@@ -140,7 +140,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut runs = Vec::new();
     // Report the results even after an error, because the results of earlier runs are still useful.
     let done = compare.all(&mut runs);
-    let report = report::Report::new(&runs);
+    let report = report::CompareReport::new(&runs);
     if !runs.is_empty() {
         println!("{}", report.table());
         print!("{}", report.requests());
@@ -208,7 +208,7 @@ impl Compare<'_> {
         let setup = Setup {
             scratch: self.scratch.to_owned(),
             nr_devices: args.devices as usize,
-            layout: Layout {
+            layout: MkfsLayout {
                 image_bytes: args.image_size,
                 nodesize: args.nodesize.map(u32::try_from).transpose().context("--nodesize is too large")?,
                 data: args.data.clone(),
@@ -227,7 +227,7 @@ impl Compare<'_> {
             sizes.stream = Some(self.scratch.join("stream"));
         }
         // The side is dropped before the memory limit, because its server is in the limit's cgroup.
-        let mut side = Side::new(kind, &setup)?;
+        let mut side = CompareSide::new(kind, &setup)?;
         self.bench_run(workload, &side, &sizes, "prepare", &exec_args)?;
         side.drop_caches(args.warm, args.degraded)?;
         let requests_before = side.requests()?;
@@ -249,7 +249,7 @@ impl Compare<'_> {
     fn bench_run(
         &self,
         workload: Workload,
-        side: &Side,
+        side: &CompareSide,
         sizes: &Sizes,
         phase: &str,
         exec_args: &[OsString],

@@ -13,7 +13,7 @@ use crate::workload::Workload;
 
 /// Medians of the runs of one workload on one side.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct CompareRow {
     pub(crate) workload: Workload,
     pub(crate) side: SideKind,
     pub(crate) pinned: bool,
@@ -44,7 +44,7 @@ pub(crate) struct Row {
 
 /// All rows, in the order in which workloads and sides ran.
 #[derive(Clone, Debug)]
-pub(crate) struct Report(Vec<Row>);
+pub(crate) struct CompareReport(Vec<CompareRow>);
 
 /// Whether the rate of a workload counts bytes instead of operations.
 pub(crate) fn counts_bytes(workload: Workload) -> bool {
@@ -60,7 +60,7 @@ fn shown_rate(workload: Workload, ops: f64, mib: f64) -> String {
     if counts_bytes(workload) { format!("{mib:.0} MiB/s") } else { format!("{ops:.0}/s") }
 }
 
-impl Report {
+impl CompareReport {
     pub(crate) fn new(runs: &[SideRun]) -> Self {
         let mut keys: Vec<(Workload, SideKind)> = Vec::new();
         for run in runs {
@@ -78,7 +78,7 @@ impl Report {
             let own = middle(|result| result.seconds).unwrap_or_default();
             let ratio = |other| seconds(*workload, other).map(|other| other / own.max(1e-9));
             let all = runs.iter().map(|run| run.result.seconds);
-            Row {
+            CompareRow {
                 workload: *workload,
                 side: *side,
                 pinned: runs.iter().any(|run| run.pinned),
@@ -117,7 +117,7 @@ impl Report {
         text
     }
 
-    pub(crate) fn rows(&self) -> &[Row] {
+    pub(crate) fn rows(&self) -> &[CompareRow] {
         &self.0
     }
 

@@ -2,7 +2,7 @@
 //!
 //! - S1. Dropping a side undoes its setup in reverse order: it unmounts, ends the server, detaches the loop device, and
 //!   removes the files. The setup is undone even after an error, a signal, or an incomplete start.
-//! - S2. [`Side::drop_caches`] empties all caches: it mounts the filesystem again and drops the machine's caches. The
+//! - S2. [`CompareSide::drop_caches`] empties all caches: it mounts the filesystem again and drops the machine's caches. The
 //!   null server is not mounted again, because it keeps all names in memory only.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal};
 
 use crate::machine;
-use crate::target::engine::{Layout, make_images};
+use crate::target::engine::{MkfsLayout, make_images};
 
 /// A side of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum, serde::Serialize)]
@@ -59,7 +59,7 @@ pub(crate) struct Setup {
     pub(crate) scratch: PathBuf,
     /// Number of devices of each filesystem.
     pub(crate) nr_devices: usize,
-    pub(crate) layout: Layout,
+    pub(crate) layout: MkfsLayout,
     /// Whether the loop device bypasses the page cache of the image.
     pub(crate) loop_direct_io: bool,
     /// `-o` options of `ubtrfs mount`; the options in [`NULL_SERVER_FLAGS`] and `threads=` apply to the null server
@@ -73,7 +73,7 @@ pub(crate) struct Setup {
 
 /// One fresh filesystem.
 #[derive(Debug)]
-pub(crate) struct Side {
+pub(crate) struct CompareSide {
     kind: SideKind,
     setup: Setup,
     /// An image for each device.
@@ -90,7 +90,7 @@ const START: Duration = Duration::from_secs(60);
 const STOP: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(5);
 
-impl Side {
+impl CompareSide {
     /// Makes and mounts a side.
     pub(crate) fn new(kind: SideKind, setup: &Setup) -> Result<Self> {
         let image = |number| setup.scratch.join(format!("{}-{number}.img", kind.name()));
@@ -353,7 +353,7 @@ impl Side {
     }
 }
 
-impl Drop for Side {
+impl Drop for CompareSide {
     fn drop(&mut self) {
         let mut failures = Vec::new();
         if let Err(error) = self.unmount() {

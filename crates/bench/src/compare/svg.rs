@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use super::report::{Report, Row};
+use super::report::{CompareReport, CompareRow};
 use super::side::SideKind;
 use crate::workload::Workload;
 
@@ -14,8 +14,8 @@ const LEFT: f64 = 60.0;
 const BAR: f64 = 22.0;
 const GAP: f64 = 26.0;
 
-pub(super) fn plot(report: &Report) -> String {
-    let mut groups: Vec<(Workload, Vec<&Row>)> = Vec::new();
+pub(super) fn plot(report: &CompareReport) -> String {
+    let mut groups: Vec<(Workload, Vec<&CompareRow>)> = Vec::new();
     for row in report.rows().iter().filter(|row| row.to_linux.is_some()) {
         match groups.iter_mut().find(|(workload, _)| *workload == row.workload) {
             Some((_, rows)) => rows.push(row),

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use ubtrfs_control::{Channel, ConnectError};
 
-use super::{Admin, Kind, Meta, Target};
+use super::{Admin, BenchTarget, EntryKind, Meta};
 use crate::machine;
 
 /// The directory to work in.
@@ -82,7 +82,7 @@ fn times(meta: &Meta) -> Timestamps {
     Timestamps { last_access: time, last_modification: time }
 }
 
-impl Target for DirTarget {
+impl BenchTarget for DirTarget {
     /// A path relative to the directory of the target.
     type Dir = PathBuf;
     type File = OwnedFd;
@@ -150,13 +150,13 @@ impl Target for DirTarget {
         rustix::fs::fchmod(file, Mode::from_raw_mode(meta.mode)).context("fchmod")
     }
 
-    fn set_meta_at(&self, dir: &PathBuf, name: &[u8], meta: &Meta, kind: Kind) -> Result<()> {
+    fn set_meta_at(&self, dir: &PathBuf, name: &[u8], meta: &Meta, kind: EntryKind) -> Result<()> {
         let path = join(dir, name);
         let (uid, gid) = (Uid::from_raw(meta.uid), Gid::from_raw(meta.gid));
         let nofollow = AtFlags::SYMLINK_NOFOLLOW;
         at(rustix::fs::utimensat(&self.root, &path, &times(meta), nofollow), "utimensat", &path)?;
         at(rustix::fs::chownat(&self.root, &path, Some(uid), Some(gid), nofollow), "fchownat", &path)?;
-        if kind == Kind::Dir {
+        if kind == EntryKind::Dir {
             let mode = Mode::from_raw_mode(meta.mode);
             at(rustix::fs::chmodat(&self.root, &path, mode, AtFlags::empty()), "fchmodat", &path)?;
         }
@@ -173,7 +173,7 @@ impl Target for DirTarget {
         at(rustix::fs::linkat(&self.root, &from, &self.root, &to, AtFlags::empty()), "link", &to)
     }
 
-    fn list(&self, dir: &PathBuf) -> Result<Vec<(Vec<u8>, Kind)>> {
+    fn list(&self, dir: &PathBuf) -> Result<Vec<(Vec<u8>, EntryKind)>> {
         let path = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let fd = at(rustix::fs::openat(&self.root, path, flags, Mode::empty()), "open", path)?;
@@ -184,7 +184,8 @@ impl Target for DirTarget {
             if name == b"." || name == b".." {
                 continue;
             }
-            let kind = if entry.file_type() == rustix::fs::FileType::Directory { Kind::Dir } else { Kind::Other };
+            let kind =
+                if entry.file_type() == rustix::fs::FileType::Directory { EntryKind::Dir } else { EntryKind::Other };
             names.push((name.to_vec(), kind));
         }
         Ok(names)

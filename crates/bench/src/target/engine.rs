@@ -17,7 +17,7 @@ use ubtrfs_fs::{
 
 use ubtrfs_mkfs::{MkfsOptions, make_array};
 
-use super::{Admin, Kind, Meta, Target};
+use super::{Admin, BenchTarget, EntryKind, Meta};
 
 /// An open filesystem.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl EngineTarget {
 
 /// The layout of a new filesystem; `None` is the default of mkfs.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Layout {
+pub(crate) struct MkfsLayout {
     /// Size of each image, which is sparse.
     pub(crate) image_bytes: u64,
     /// Size of a tree block in bytes.
@@ -81,7 +81,7 @@ pub(crate) struct Layout {
 }
 
 /// Makes image files, and a filesystem on them.
-pub(crate) fn make_images(paths: &[PathBuf], layout: &Layout) -> Result<()> {
+pub(crate) fn make_images(paths: &[PathBuf], layout: &MkfsLayout) -> Result<()> {
     let create = |path: &PathBuf| FileDevice::create(path, layout.image_bytes, true);
     let devices = paths.iter().map(create).collect::<Result<Vec<_>, _>>()?;
     let devices: Vec<&dyn Device> = devices.iter().map(|device| device as &dyn Device).collect();
@@ -104,7 +104,7 @@ fn set_attr(meta: &Meta) -> SetAttr {
     SetAttr { mode: Some(meta.mode), uid, gid, atime: time, mtime: time, ..SetAttr::default() }
 }
 
-impl Target for EngineTarget {
+impl BenchTarget for EngineTarget {
     type Dir = InodeId;
     type File = EngineFile;
 
@@ -158,10 +158,10 @@ impl Target for EngineTarget {
         Ok(())
     }
 
-    fn set_meta_at(&self, dir: &InodeId, name: &[u8], meta: &Meta, kind: Kind) -> Result<()> {
+    fn set_meta_at(&self, dir: &InodeId, name: &[u8], meta: &Meta, kind: EntryKind) -> Result<()> {
         let id = self.fs.lookup(*dir, name)?.id;
         let mut set = set_attr(meta);
-        if kind != Kind::Dir {
+        if kind != EntryKind::Dir {
             set.mode = None;
         }
         self.fs.setattr(id, &set, &Caller::ROOT)?;
@@ -179,11 +179,11 @@ impl Target for EngineTarget {
         Ok(())
     }
 
-    fn list(&self, dir: &InodeId) -> Result<Vec<(Vec<u8>, Kind)>> {
+    fn list(&self, dir: &InodeId) -> Result<Vec<(Vec<u8>, EntryKind)>> {
         let mut names = Vec::new();
         self.fs.readdir(*dir, 0, &mut |entry| {
             if entry.name != b"." && entry.name != b".." {
-                let kind = if entry.file_type == FileType::Directory { Kind::Dir } else { Kind::Other };
+                let kind = if entry.file_type == FileType::Directory { EntryKind::Dir } else { EntryKind::Other };
                 names.push((entry.name.to_vec(), kind));
             }
             true

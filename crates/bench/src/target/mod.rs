@@ -1,8 +1,8 @@
-//! [`Target`]: the operations of workloads, implemented in this process and by system calls.
+//! [`BenchTarget`]: the operations of workloads, implemented in this process and by system calls.
 //!
 //! - T1. An implementation of a call makes only the requests to the filesystem that the call needs, and caches nothing.
 //!   So all implementations do equal work.
-//! - T2. After [`Target::sync`], all previous work is durable on the device below.
+//! - T2. After [`BenchTarget::sync`], all previous work is durable on the device below.
 
 pub(crate) mod dir;
 pub(crate) mod engine;
@@ -27,7 +27,7 @@ pub(crate) struct Meta {
 
 /// The kind of a directory entry. Workloads distinguish only directories from all other files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum EntryKind {
     Dir,
     Other,
 }
@@ -51,7 +51,7 @@ pub(crate) enum Admin {
 }
 
 /// A filesystem to be measured.
-pub(crate) trait Target: Sync {
+pub(crate) trait BenchTarget: Sync {
     /// A directory handle, which is cheap to copy.
     type Dir: Clone + Send + Sync;
     /// An open file, which is closed on drop.
@@ -78,13 +78,13 @@ pub(crate) trait Target: Sync {
     /// Sets owner, mode and times of an open file.
     fn set_meta(&self, file: &Self::File, meta: &Meta) -> Result<()>;
     /// Sets owner, times and, for directories only, the mode by name. Does not follow symbolic links.
-    fn set_meta_at(&self, dir: &Self::Dir, name: &[u8], meta: &Meta, kind: Kind) -> Result<()>;
+    fn set_meta_at(&self, dir: &Self::Dir, name: &[u8], meta: &Meta, kind: EntryKind) -> Result<()>;
     /// Makes a symbolic link.
     fn symlink(&self, dir: &Self::Dir, name: &[u8], target: &[u8]) -> Result<()>;
     /// Makes a hard link.
     fn link(&self, from: (&Self::Dir, &[u8]), to: (&Self::Dir, &[u8])) -> Result<()>;
     /// Lists the names in a directory, except `.` and `..`.
-    fn list(&self, dir: &Self::Dir) -> Result<Vec<(Vec<u8>, Kind)>>;
+    fn list(&self, dir: &Self::Dir) -> Result<Vec<(Vec<u8>, EntryKind)>>;
     /// Returns the size of a file by its name.
     fn stat(&self, dir: &Self::Dir, name: &[u8]) -> Result<u64>;
     /// Removes a name.

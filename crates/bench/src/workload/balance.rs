@@ -14,15 +14,15 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use super::{Params, data};
-use crate::record::Work;
-use crate::target::{Admin, Target};
+use crate::record::MeasuredWork;
+use crate::target::{Admin, BenchTarget};
 
 const TREE: &[u8] = b"tree";
 /// The number of files that change after each snapshot, in the directory `changed` of the tree.
 const CHANGES: u64 = 3;
 const COPY_BYTES: usize = 1 << 20;
 
-pub(super) fn prepare<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
+pub(super) fn prepare<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
     let tree = target.make_subvolume(base, TREE)?;
     let mut left = params.bytes;
     copy_dir(target, &params.source, &tree, &mut left)?;
@@ -45,8 +45,8 @@ pub(super) fn prepare<T: Target>(target: &T, params: &Params, base: &T::Dir) -> 
     Ok(())
 }
 
-pub(super) fn measure<T: Target>(target: &T, params: &Params) -> Result<Work> {
-    let mut work = Work::new();
+pub(super) fn measure<T: BenchTarget>(target: &T, params: &Params) -> Result<MeasuredWork> {
+    let mut work = MeasuredWork::new();
     let started = Instant::now();
     work.latencies.time(|| target.run_task(params.balance))?;
     work.timed = Some(started.elapsed());
@@ -55,14 +55,14 @@ pub(super) fn measure<T: Target>(target: &T, params: &Params) -> Result<Work> {
 }
 
 /// Removes the subvolumes, which [`super::remove_all`] cannot remove.
-pub(super) fn clean<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
+pub(super) fn clean<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
     for number in 0..params.ops {
         target.delete_subvolume(base, &snapshot_name(number))?;
     }
     target.delete_subvolume(base, TREE)
 }
 
-pub(super) fn prepare_overwrite<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
+pub(super) fn prepare_overwrite<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
     let tree = target.make_subvolume(base, TREE)?;
     data::seqwrite(target, params, &tree)?;
     target.sync()?;
@@ -73,7 +73,7 @@ pub(super) fn prepare_overwrite<T: Target>(target: &T, params: &Params, base: &T
     Ok(())
 }
 
-pub(super) fn overwrite<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+pub(super) fn overwrite<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<MeasuredWork> {
     data::overwrite(target, params, &target.child(base, TREE)?)
 }
 
@@ -87,7 +87,7 @@ fn snapshot_name(number: u64) -> Vec<u8> {
 
 /// Copies directories, files and symbolic links. `left` is the number of bytes of file data that may still be copied;
 /// longer files are skipped.
-fn copy_dir<T: Target>(target: &T, from: &Path, to: &T::Dir, left: &mut u64) -> Result<()> {
+fn copy_dir<T: BenchTarget>(target: &T, from: &Path, to: &T::Dir, left: &mut u64) -> Result<()> {
     let mut entries = fs::read_dir(from)
         .and_then(Iterator::collect::<std::io::Result<Vec<_>>>)
         .with_context(|| format!("cannot list {}", from.display()))?;
@@ -111,7 +111,7 @@ fn copy_dir<T: Target>(target: &T, from: &Path, to: &T::Dir, left: &mut u64) -> 
     Ok(())
 }
 
-fn copy_file<T: Target>(target: &T, from: &Path, to: &T::Dir, name: &[u8], mode: u32) -> Result<()> {
+fn copy_file<T: BenchTarget>(target: &T, from: &Path, to: &T::Dir, name: &[u8], mode: u32) -> Result<()> {
     let mut source = File::open(from).with_context(|| format!("cannot open {}", from.display()))?;
     let file = target.create(to, name, mode)?;
     let mut buf = vec![0; COPY_BYTES];

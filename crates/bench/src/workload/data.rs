@@ -3,9 +3,9 @@
 use anyhow::{Result, ensure};
 
 use super::{Params, in_threads};
-use crate::record::Work;
+use crate::record::MeasuredWork;
 use crate::rng::{Permutation, Rng};
-use crate::target::Target;
+use crate::target::BenchTarget;
 
 /// The size of each thread's file.
 fn share(params: &Params) -> u64 {
@@ -32,9 +32,9 @@ fn stamp(block: &mut [u8], offset: u64) {
     }
 }
 
-pub(super) fn seqwrite<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+pub(super) fn seqwrite<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<MeasuredWork> {
     in_threads(params.threads, |thread| {
-        let mut work = Work::new();
+        let mut work = MeasuredWork::new();
         let mut block = random_block(params, thread);
         let file = target.create(base, &name(thread), 0o644)?;
         let (mut offset, end) = (0, share(params));
@@ -50,9 +50,9 @@ pub(super) fn seqwrite<T: Target>(target: &T, params: &Params, base: &T::Dir) ->
     })
 }
 
-pub(super) fn seqread<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+pub(super) fn seqread<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<MeasuredWork> {
     in_threads(params.threads, |thread| {
-        let mut work = Work::new();
+        let mut work = MeasuredWork::new();
         let mut buf = vec![0; params.block as usize];
         let file = target.open(base, &name(thread), false)?;
         loop {
@@ -70,7 +70,7 @@ pub(super) fn seqread<T: Target>(target: &T, params: &Params, base: &T::Dir) -> 
 }
 
 /// Writes each block of a new file once, in random order, as fio does with `rw=randwrite` and its random map.
-pub(super) fn randwrite<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+pub(super) fn randwrite<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<MeasuredWork> {
     in_threads(params.threads, |thread| {
         let file = target.create(base, &name(thread), 0o644)?;
         write_at_random(target, params, thread, &file)
@@ -78,7 +78,7 @@ pub(super) fn randwrite<T: Target>(target: &T, params: &Params, base: &T::Dir) -
 }
 
 /// Writes each block of an existing file once, in random order.
-pub(super) fn overwrite<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+pub(super) fn overwrite<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<MeasuredWork> {
     in_threads(params.threads, |thread| {
         let file = target.open(base, &name(thread), true)?;
         write_at_random(target, params, thread, &file)
@@ -86,7 +86,7 @@ pub(super) fn overwrite<T: Target>(target: &T, params: &Params, base: &T::Dir) -
 }
 
 /// Overwrites blocks of the file of the first thread at random places, `ops` times.
-pub(super) fn overwrite_some<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
+pub(super) fn overwrite_some<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
     let file = target.open(base, &name(0), true)?;
     let mut block = random_block(params, 0);
     let nr_blocks = (params.bytes / params.block).max(1);
@@ -99,8 +99,8 @@ pub(super) fn overwrite_some<T: Target>(target: &T, params: &Params, base: &T::D
     Ok(())
 }
 
-fn write_at_random<T: Target>(target: &T, params: &Params, thread: u64, file: &T::File) -> Result<Work> {
-    let mut work = Work::new();
+fn write_at_random<T: BenchTarget>(target: &T, params: &Params, thread: u64, file: &T::File) -> Result<MeasuredWork> {
+    let mut work = MeasuredWork::new();
     let mut block = random_block(params, thread);
     let nr_blocks = share(params) / params.block;
     let order = Permutation::new(nr_blocks, params.seed ^ thread);
@@ -114,9 +114,9 @@ fn write_at_random<T: Target>(target: &T, params: &Params, thread: u64, file: &T
     Ok(work)
 }
 
-pub(super) fn randread<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+pub(super) fn randread<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<MeasuredWork> {
     in_threads(params.threads, |thread| {
-        let mut work = Work::new();
+        let mut work = MeasuredWork::new();
         let mut buf = vec![0; params.block as usize];
         let file = target.open(base, &name(thread), false)?;
         let nr_blocks = (share(params) / params.block).max(1);

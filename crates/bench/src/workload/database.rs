@@ -11,9 +11,9 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use anyhow::{Result, anyhow};
 
 use super::{Params, in_threads};
-use crate::record::Work;
+use crate::record::MeasuredWork;
 use crate::rng::Rng;
-use crate::target::Target;
+use crate::target::BenchTarget;
 
 const TABLE: &[u8] = b"table";
 const LOG: &[u8] = b"log";
@@ -26,7 +26,7 @@ const RECORD: u64 = 600;
 /// Transactions between two checkpoints.
 const CHECKPOINT: u64 = 5000;
 
-pub(super) fn prepare<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
+pub(super) fn prepare<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
     for (name, bytes) in [(TABLE, params.bytes), (LOG, LOG_BYTES)] {
         let file = target.create(base, name, 0o600)?;
         let mut block = vec![0; 1 << 20];
@@ -40,7 +40,7 @@ pub(super) fn prepare<T: Target>(target: &T, params: &Params, base: &T::Dir) -> 
     Ok(())
 }
 
-pub(super) fn measure<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+pub(super) fn measure<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<MeasuredWork> {
     let table = target.open(base, TABLE, true)?;
     let database = Database {
         target,
@@ -52,7 +52,7 @@ pub(super) fn measure<T: Target>(target: &T, params: &Params, base: &T::Dir) -> 
     };
     let nr_pages = (params.bytes / PAGE).max(1);
     let mut all = in_threads(params.threads, |thread| {
-        let mut work = Work::new();
+        let mut work = MeasuredWork::new();
         let mut rng = Rng::new(params.seed ^ thread.wrapping_mul(7919));
         let mut page = vec![0; PAGE as usize];
         for _ in 0..params.ops / params.threads {
@@ -73,18 +73,18 @@ pub(super) fn measure<T: Target>(target: &T, params: &Params, base: &T::Dir) -> 
     Ok(all)
 }
 
-struct Database<'t, T: Target> {
+struct Database<'t, T: BenchTarget> {
     target: &'t T,
     table: T::File,
     log: T::File,
-    state: Mutex<LogState>,
+    state: Mutex<DatabaseLog>,
     durable: Condvar,
     /// Pages that the next checkpoint writes.
     changed: Mutex<BTreeSet<u64>>,
 }
 
 #[derive(Default)]
-struct LogState {
+struct DatabaseLog {
     /// Bytes of all records so far.
     end: u64,
     /// Records up to here are durable.
@@ -97,8 +97,8 @@ struct LogState {
     written: u64,
 }
 
-impl<T: Target> Database<'_, T> {
-    fn state(&self) -> MutexGuard<'_, LogState> {
+impl<T: BenchTarget> Database<'_, T> {
+    fn state(&self) -> MutexGuard<'_, DatabaseLog> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

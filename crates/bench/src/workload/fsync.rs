@@ -4,13 +4,13 @@
 use anyhow::Result;
 
 use super::{Params, in_threads};
-use crate::record::Work;
+use crate::record::MeasuredWork;
 use crate::rng::Rng;
-use crate::target::Target;
+use crate::target::BenchTarget;
 
-pub(super) fn measure<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+pub(super) fn measure<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<MeasuredWork> {
     in_threads(params.threads, |thread| {
-        let mut work = Work::new();
+        let mut work = MeasuredWork::new();
         let mut block = vec![0; params.block as usize];
         Rng::new(params.seed ^ thread).fill(&mut block);
         let file = target.create(base, format!("log-{thread}").as_bytes(), 0o644)?;

@@ -5,16 +5,16 @@
 use anyhow::Result;
 
 use super::{Params, in_threads};
-use crate::record::Work;
+use crate::record::MeasuredWork;
 use crate::rng::Rng;
-use crate::target::Target;
+use crate::target::BenchTarget;
 
 /// The number of files of each thread at the start.
 const FILES: u64 = 200;
 const LARGEST: u64 = 32 << 10;
 
 /// A thread's files, each with its size and the number from which its name is made.
-struct Files {
+struct ThreadFiles {
     files: Vec<(u64, u64)>,
     next: u64,
 }
@@ -32,12 +32,12 @@ fn size_of(params: &Params, number: u64) -> u64 {
     Rng::new(params.seed ^ number.wrapping_mul(31)).below(LARGEST)
 }
 
-fn make<T: Target>(target: &T, dir: &T::Dir, number: u64, data: &[u8]) -> Result<()> {
+fn make<T: BenchTarget>(target: &T, dir: &T::Dir, number: u64, data: &[u8]) -> Result<()> {
     let file = target.create(dir, &file_name(number), 0o644)?;
     target.write(&file, 0, data)
 }
 
-pub(super) fn prepare<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
+pub(super) fn prepare<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
     let mut data = vec![0; LARGEST as usize];
     Rng::new(params.seed).fill(&mut data);
     for thread in 0..params.threads {
@@ -49,15 +49,15 @@ pub(super) fn prepare<T: Target>(target: &T, params: &Params, base: &T::Dir) -> 
     Ok(())
 }
 
-pub(super) fn measure<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+pub(super) fn measure<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<MeasuredWork> {
     in_threads(params.threads, |thread| {
-        let mut work = Work::new();
+        let mut work = MeasuredWork::new();
         let mut rng = Rng::new(params.seed ^ thread.wrapping_mul(7919));
         let mut data = vec![0; LARGEST as usize];
         rng.fill(&mut data);
         let dir = target.child(base, &dir_name(thread))?;
         let mut files =
-            Files { files: (0..FILES).map(|number| (number, size_of(params, number))).collect(), next: FILES };
+            ThreadFiles { files: (0..FILES).map(|number| (number, size_of(params, number))).collect(), next: FILES };
         for _ in 0..params.ops / params.threads {
             let bytes = work.latencies.time(|| step(target, params, &dir, &mut files, &mut rng, &mut data))?;
             work.ops += 1;
@@ -68,11 +68,11 @@ pub(super) fn measure<T: Target>(target: &T, params: &Params, base: &T::Dir) -> 
 }
 
 /// Runs one operation and returns the bytes that it read or wrote.
-fn step<T: Target>(
+fn step<T: BenchTarget>(
     target: &T,
     params: &Params,
     dir: &T::Dir,
-    files: &mut Files,
+    files: &mut ThreadFiles,
     rng: &mut Rng,
     data: &mut [u8],
 ) -> Result<u64> {

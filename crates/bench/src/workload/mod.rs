@@ -1,4 +1,4 @@
-//! The workloads, each written once over [`Target`]: `prepare` makes the files that a workload needs, and only
+//! The workloads, each written once over [`BenchTarget`]: `prepare` makes the files that a workload needs, and only
 //! `measure` is timed.
 
 mod balance;
@@ -16,9 +16,9 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
 
-use crate::record::Work;
-use crate::target::{Admin, Target};
-pub(crate) use send::Sent;
+use crate::record::MeasuredWork;
+use crate::target::{Admin, BenchTarget};
+pub(crate) use send::SentContent;
 
 /// A workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
@@ -93,8 +93,8 @@ pub(crate) struct Sizes {
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) balance: Option<Admin>,
     /// Content of the snapshots (send, receive)
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = Sent::Tree)]
-    pub(crate) of: Sent,
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = SentContent::Tree)]
+    pub(crate) of: SentContent,
     /// Send only what differs from an earlier snapshot (send, receive)
     #[arg(long)]
     pub(crate) incremental: bool,
@@ -124,7 +124,7 @@ pub(crate) struct Params {
     pub(crate) tar: Option<PathBuf>,
     pub(crate) source: PathBuf,
     pub(crate) balance: Admin,
-    pub(crate) of: Sent,
+    pub(crate) of: SentContent,
     pub(crate) incremental: bool,
     pub(crate) stream: Option<PathBuf>,
     pub(crate) quotas: bool,
@@ -147,8 +147,8 @@ impl Params {
             Workload::Balance => (1, 4 << 30, 4096, 16),
             Workload::Overwrite => (1, 512 << 20, 4096, 0),
             Workload::Send | Workload::Receive => match sizes.of {
-                Sent::Database => (1, 4 << 30, 4096, 500_000),
-                Sent::Tree | Sent::Snapshots => (1, 0, 4096, 100),
+                SentContent::Database => (1, 4 << 30, 4096, 500_000),
+                SentContent::Tree | SentContent::Snapshots => (1, 0, 4096, 100),
             },
             Workload::Untar | Workload::Rm | Workload::Find | Workload::Readtree | Workload::Reread => (1, 0, 0, 0),
         };
@@ -253,7 +253,7 @@ impl Workload {
     }
 
     /// Makes the files that `measure` needs in `base`, an empty directory.
-    pub(crate) fn prepare<T: Target>(self, target: &T, params: &Params, base: &T::Dir) -> Result<()> {
+    pub(crate) fn prepare<T: BenchTarget>(self, target: &T, params: &Params, base: &T::Dir) -> Result<()> {
         match self {
             Self::Rm | Self::Find | Self::Readtree | Self::Reread => untar::measure(target, params, base).map(drop),
             Self::Seqread | Self::Randread => data::seqwrite(target, params, base).map(drop),
@@ -269,7 +269,7 @@ impl Workload {
     }
 
     /// Does the work that is timed.
-    pub(crate) fn measure<T: Target>(self, target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+    pub(crate) fn measure<T: BenchTarget>(self, target: &T, params: &Params, base: &T::Dir) -> Result<MeasuredWork> {
         match self {
             Self::Untar => untar::measure(target, params, base),
             Self::Fsmark => names::fsmark(target, params, base),
@@ -293,7 +293,7 @@ impl Workload {
     }
 
     /// Removes subvolumes that the workload left in `base`.
-    pub(crate) fn clean<T: Target>(self, target: &T, params: &Params, base: &T::Dir) -> Result<()> {
+    pub(crate) fn clean<T: BenchTarget>(self, target: &T, params: &Params, base: &T::Dir) -> Result<()> {
         match self {
             Self::Balance => balance::clean(target, params, base),
             Self::Overwrite => balance::clean(target, &Params { ops: 1, ..params.clone() }, base),
@@ -304,12 +304,12 @@ impl Workload {
 }
 
 /// Removes everything in a directory.
-pub(crate) fn remove_all<T: Target>(target: &T, dir: &T::Dir) -> Result<()> {
+pub(crate) fn remove_all<T: BenchTarget>(target: &T, dir: &T::Dir) -> Result<()> {
     names::rm(target, dir).map(drop)
 }
 
 /// Runs `work(0..threads)` in parallel. Returns the sum of the counts of all threads, or the first error.
-fn in_threads(threads: u64, work: impl Fn(u64) -> Result<Work> + Sync) -> Result<Work> {
+fn in_threads(threads: u64, work: impl Fn(u64) -> Result<MeasuredWork> + Sync) -> Result<MeasuredWork> {
     let work = &work;
     std::thread::scope(|scope| {
         let mut running = Vec::new();
@@ -317,7 +317,7 @@ fn in_threads(threads: u64, work: impl Fn(u64) -> Result<Work> + Sync) -> Result
             let thread = std::thread::Builder::new().name(format!("client-{index}"));
             running.push(thread.spawn_scoped(scope, move || work(index)).context("cannot start a thread")?);
         }
-        let mut all = Work::new();
+        let mut all = MeasuredWork::new();
         for thread in running {
             all.merge(&thread.join().map_err(|_| anyhow!("a client thread panicked"))??);
         }

@@ -5,17 +5,17 @@ use std::time::Instant;
 use anyhow::Result;
 
 use super::{Params, in_threads};
-use crate::record::Work;
-use crate::target::{Kind, Target};
+use crate::record::MeasuredWork;
+use crate::target::{BenchTarget, EntryKind};
 
 /// Makes empty files. If there is one directory per thread, each thread uses only its own, as in `fs_mark -S
 /// 0 -s 0`.
-pub(super) fn fsmark<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+pub(super) fn fsmark<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<MeasuredWork> {
     let dirs = (0..params.dirs)
         .map(|index| target.mkdir(base, format!("{index:03}").as_bytes(), 0o755))
         .collect::<Result<Vec<_>>>()?;
     in_threads(params.threads, |thread| {
-        let mut work = Work::new();
+        let mut work = MeasuredWork::new();
         for index in (thread..params.files).step_by(params.threads as usize) {
             let dir = &dirs[(index % params.dirs) as usize];
             let name = format!("file-{index:010}");
@@ -27,30 +27,30 @@ pub(super) fn fsmark<T: Target>(target: &T, params: &Params, base: &T::Dir) -> R
 }
 
 /// Removes everything in `dir`, depth first, as `rm -r` does.
-pub(super) fn rm<T: Target>(target: &T, dir: &T::Dir) -> Result<Work> {
-    let mut work = Work::new();
+pub(super) fn rm<T: BenchTarget>(target: &T, dir: &T::Dir) -> Result<MeasuredWork> {
+    let mut work = MeasuredWork::new();
     // Each directory has two steps: `Enter` removes its files and pushes its subdirectories, and `Remove` later removes
     // the empty directory.
-    enum Step<D> {
+    enum RemovalStep<D> {
         Enter(D),
         Remove(D, Vec<u8>),
     }
-    let mut steps = vec![Step::Enter(dir.clone())];
+    let mut steps = vec![RemovalStep::Enter(dir.clone())];
     while let Some(step) = steps.pop() {
         match step {
-            Step::Enter(dir) => {
+            RemovalStep::Enter(dir) => {
                 for (name, kind) in target.list(&dir)? {
-                    if kind == Kind::Dir {
+                    if kind == EntryKind::Dir {
                         let child = target.child(&dir, &name)?;
-                        steps.push(Step::Remove(dir.clone(), name));
-                        steps.push(Step::Enter(child));
+                        steps.push(RemovalStep::Remove(dir.clone(), name));
+                        steps.push(RemovalStep::Enter(child));
                     } else {
                         work.latencies.time(|| target.unlink(&dir, &name))?;
                         work.ops += 1;
                     }
                 }
             }
-            Step::Remove(dir, name) => {
+            RemovalStep::Remove(dir, name) => {
                 work.latencies.time(|| target.rmdir(&dir, &name))?;
                 work.ops += 1;
             }
@@ -60,14 +60,14 @@ pub(super) fn rm<T: Target>(target: &T, dir: &T::Dir) -> Result<Work> {
 }
 
 /// Walks everything below `dir` and stats every name, as `find -size` and `ls -lR` do.
-pub(super) fn find<T: Target>(target: &T, dir: &T::Dir) -> Result<Work> {
-    let mut work = Work::new();
+pub(super) fn find<T: BenchTarget>(target: &T, dir: &T::Dir) -> Result<MeasuredWork> {
+    let mut work = MeasuredWork::new();
     let mut dirs = vec![dir.clone()];
     while let Some(dir) = dirs.pop() {
         for (name, kind) in target.list(&dir)? {
             work.latencies.time(|| target.stat(&dir, &name))?;
             work.ops += 1;
-            if kind == Kind::Dir {
+            if kind == EntryKind::Dir {
                 dirs.push(target.child(&dir, &name)?);
             }
         }
@@ -76,15 +76,15 @@ pub(super) fn find<T: Target>(target: &T, dir: &T::Dir) -> Result<Work> {
 }
 
 /// Reads every file below `dir`, in the order of the names, as `tar c` does.
-pub(super) fn read_tree<T: Target>(target: &T, dir: &T::Dir) -> Result<Work> {
-    let mut work = Work::new();
+pub(super) fn read_tree<T: BenchTarget>(target: &T, dir: &T::Dir) -> Result<MeasuredWork> {
+    let mut work = MeasuredWork::new();
     let mut dirs = vec![dir.clone()];
     let mut buf = vec![0; READ_BYTES];
     while let Some(dir) = dirs.pop() {
         let mut names = target.list(&dir)?;
         names.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         for (name, kind) in names {
-            if kind == Kind::Dir {
+            if kind == EntryKind::Dir {
                 dirs.push(target.child(&dir, &name)?);
                 continue;
             }
@@ -107,9 +107,9 @@ pub(super) fn read_tree<T: Target>(target: &T, dir: &T::Dir) -> Result<Work> {
 }
 
 /// Reads every file below `dir` once, and then again [`REREADS`] times. The first time is not measured.
-pub(super) fn reread<T: Target>(target: &T, dir: &T::Dir) -> Result<Work> {
+pub(super) fn reread<T: BenchTarget>(target: &T, dir: &T::Dir) -> Result<MeasuredWork> {
     read_tree(target, dir)?;
-    let mut all = Work::new();
+    let mut all = MeasuredWork::new();
     let started = Instant::now();
     for _ in 0..REREADS {
         all.merge(&read_tree(target, dir)?);

@@ -23,14 +23,14 @@ use anyhow::{Context, Result};
 
 use super::{Params, data, untar};
 use crate::machine;
-use crate::record::Work;
+use crate::record::MeasuredWork;
 use crate::rng::Rng;
-use crate::target::{Kind, Target};
+use crate::target::{BenchTarget, EntryKind};
 
 /// The content of the snapshots that are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Sent {
+pub(crate) enum SentContent {
     /// A source tree
     Tree,
     /// A file that is overwritten at random places
@@ -48,8 +48,8 @@ fn snapshot_name(number: u64) -> Vec<u8> {
 
 fn nr_snapshots(params: &Params) -> u64 {
     match params.of {
-        Sent::Snapshots => params.ops.max(2),
-        Sent::Tree | Sent::Database => 2,
+        SentContent::Snapshots => params.ops.max(2),
+        SentContent::Tree | SentContent::Database => 2,
     }
 }
 
@@ -57,7 +57,7 @@ fn nr_snapshots(params: &Params) -> u64 {
 fn plan(params: &Params) -> Vec<(u64, Option<u64>)> {
     let first = (0, None);
     match (params.of, params.incremental) {
-        (Sent::Snapshots, is_incremental) => {
+        (SentContent::Snapshots, is_incremental) => {
             let rest = (1..nr_snapshots(params)).map(|number| (number, Some(number - 1)));
             (!is_incremental).then_some(first).into_iter().chain(rest).collect()
         }
@@ -66,18 +66,18 @@ fn plan(params: &Params) -> Vec<(u64, Option<u64>)> {
     }
 }
 
-pub(super) fn prepare_send<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
+pub(super) fn prepare_send<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
     let tree = target.make_subvolume(base, TREE)?;
     match params.of {
-        Sent::Database => data::seqwrite(target, &Params { threads: 1, ..params.clone() }, &tree).map(drop)?,
-        Sent::Tree | Sent::Snapshots => untar::measure(target, params, &tree).map(drop)?,
+        SentContent::Database => data::seqwrite(target, &Params { threads: 1, ..params.clone() }, &tree).map(drop)?,
+        SentContent::Tree | SentContent::Snapshots => untar::measure(target, params, &tree).map(drop)?,
     }
     for number in 0..nr_snapshots(params) {
         if number > 0 {
             match params.of {
-                Sent::Tree => change_tree(target, params, &tree)?,
-                Sent::Database => data::overwrite_some(target, params, &tree)?,
-                Sent::Snapshots => change_little(target, number, &tree)?,
+                SentContent::Tree => change_tree(target, params, &tree)?,
+                SentContent::Database => data::overwrite_some(target, params, &tree)?,
+                SentContent::Snapshots => change_little(target, number, &tree)?,
             }
         }
         target.sync()?;
@@ -86,7 +86,7 @@ pub(super) fn prepare_send<T: Target>(target: &T, params: &Params, base: &T::Dir
     Ok(())
 }
 
-pub(super) fn prepare_receive<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
+pub(super) fn prepare_receive<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
     prepare_send(target, params, base)?;
     target.mkdir(base, RECEIVED, 0o755)?;
     let stream = stream(params)?;
@@ -94,8 +94,8 @@ pub(super) fn prepare_receive<T: Target>(target: &T, params: &Params, base: &T::
     send_all(target, params, base, stream)
 }
 
-pub(super) fn send<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
-    let mut work = Work::new();
+pub(super) fn send<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<MeasuredWork> {
+    let mut work = MeasuredWork::new();
     let started = Instant::now();
     send_all(target, params, base, Path::new("/dev/null"))?;
     work.timed = Some(started.elapsed());
@@ -103,11 +103,11 @@ pub(super) fn send<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Res
     Ok(work)
 }
 
-pub(super) fn receive<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+pub(super) fn receive<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<MeasuredWork> {
     let stream = stream(params)?;
     machine::read_into_cache(stream)?;
     let into = target.child(base, RECEIVED)?;
-    let mut work = Work::new();
+    let mut work = MeasuredWork::new();
     let started = Instant::now();
     target.receive(&into, stream)?;
     target.sync()?;
@@ -118,7 +118,7 @@ pub(super) fn receive<T: Target>(target: &T, params: &Params, base: &T::Dir) -> 
 }
 
 /// Removes the subvolumes: [`super::remove_all`] cannot empty those that are read-only.
-pub(super) fn clean<T: Target>(target: &T, params: &Params, base: &T::Dir, has_received: bool) -> Result<()> {
+pub(super) fn clean<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir, has_received: bool) -> Result<()> {
     if has_received {
         let into = target.child(base, RECEIVED)?;
         for (number, _) in plan(params) {
@@ -136,7 +136,7 @@ fn stream(params: &Params) -> Result<&Path> {
 }
 
 /// Sends the snapshots of the plan, and appends their streams to a file.
-fn send_all<T: Target>(target: &T, params: &Params, base: &T::Dir, output: &Path) -> Result<()> {
+fn send_all<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir, output: &Path) -> Result<()> {
     for (number, parent) in plan(params) {
         let parent = parent.map(snapshot_name);
         target.send(base, &snapshot_name(number), parent.as_deref(), output)?;
@@ -146,12 +146,12 @@ fn send_all<T: Target>(target: &T, params: &Params, base: &T::Dir, output: &Path
 
 /// Changes random files of a tree. On average, of 200 files 5 are written, 1 is renamed and 1 is removed; in addition,
 /// 1 new file is made.
-fn change_tree<T: Target>(target: &T, params: &Params, tree: &T::Dir) -> Result<()> {
+fn change_tree<T: BenchTarget>(target: &T, params: &Params, tree: &T::Dir) -> Result<()> {
     let mut rng = Rng::new(params.seed);
     let mut dirs = vec![tree.clone()];
     while let Some(dir) = dirs.pop() {
         for (name, kind) in target.list(&dir)? {
-            if kind == Kind::Dir {
+            if kind == EntryKind::Dir {
                 dirs.push(target.child(&dir, &name)?);
                 continue;
             }
@@ -172,7 +172,7 @@ fn change_tree<T: Target>(target: &T, params: &Params, tree: &T::Dir) -> Result<
     Ok(())
 }
 
-fn change_little<T: Target>(target: &T, number: u64, tree: &T::Dir) -> Result<()> {
+fn change_little<T: BenchTarget>(target: &T, number: u64, tree: &T::Dir) -> Result<()> {
     for index in 0..3 {
         let file = target.create(tree, format!("new-{number}-{index}").as_bytes(), 0o644)?;
         target.write(&file, 0, &[7; 5000])?;

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 
 use super::Params;
-use crate::record::Work;
+use crate::record::MeasuredWork;
 use crate::rng::Rng;
-use crate::target::Target;
+use crate::target::BenchTarget;
 
 const SUBVOLUME: &[u8] = b"subvolume";
 
-pub(super) fn measure<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+pub(super) fn measure<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<MeasuredWork> {
     let dir = target.make_subvolume(base, SUBVOLUME)?;
     let (stop, written) = (AtomicBool::new(false), AtomicU64::new(0));
     let mut work = std::thread::scope(|scope| {
@@ -45,17 +45,17 @@ fn name(number: u64) -> Vec<u8> {
 }
 
 /// Takes the snapshots after the writers have written a quarter of the bytes.
-fn snapshots<T: Target>(
+fn snapshots<T: BenchTarget>(
     target: &T,
     params: &Params,
     base: &T::Dir,
     stop: &AtomicBool,
     written: &AtomicU64,
-) -> Result<Work> {
+) -> Result<MeasuredWork> {
     while written.load(Ordering::Relaxed) < params.bytes / 4 && !stop.load(Ordering::Relaxed) {
         std::thread::sleep(Duration::from_millis(10));
     }
-    let mut work = Work::new();
+    let mut work = MeasuredWork::new();
     let started = Instant::now();
     for number in 0..params.ops {
         work.latencies.time(|| target.snapshot(base, SUBVOLUME, &name(number)))?;
@@ -65,7 +65,7 @@ fn snapshots<T: Target>(
     Ok(work)
 }
 
-fn write_until<T: Target>(
+fn write_until<T: BenchTarget>(
     target: &T,
     params: &Params,
     dir: &T::Dir,

@@ -12,34 +12,34 @@ use anyhow::{Context, Result, bail};
 use tar::EntryType;
 
 use super::Params;
-use crate::record::Work;
-use crate::target::{Kind, Meta, Target};
+use crate::record::MeasuredWork;
+use crate::target::{BenchTarget, EntryKind, Meta};
 
 /// GNU tar's record: 20 blocks of 512 bytes.
 const WRITE_LEN: usize = 10_240;
 
-struct Untar<'a, T: Target> {
+struct Untar<'a, T: BenchTarget> {
     target: &'a T,
     /// Directories by their path in the archive.
     dirs: HashMap<Vec<u8>, T::Dir>,
     /// Directory metadata to set at the end: parent, name, metadata (U2).
     dir_metas: Vec<(T::Dir, Vec<u8>, Meta)>,
-    work: Work,
+    work: MeasuredWork,
 }
 
-pub(super) fn measure<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+pub(super) fn measure<T: BenchTarget>(target: &T, params: &Params, base: &T::Dir) -> Result<MeasuredWork> {
     let path = params.tar.as_ref().context("no archive was given; use --tar FILE")?;
     let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
     let mut archive = tar::Archive::new(BufReader::with_capacity(1 << 20, file));
     let dirs = HashMap::from([(Vec::new(), base.clone())]);
-    let mut untar = Untar { target, dirs, dir_metas: Vec::new(), work: Work::new() };
+    let mut untar = Untar { target, dirs, dir_metas: Vec::new(), work: MeasuredWork::new() };
     let mut buf = vec![0; WRITE_LEN];
     for entry in archive.entries()? {
         let mut entry = entry.with_context(|| format!("cannot read {}", path.display()))?;
         untar.member(&mut entry, &mut buf)?;
     }
     for (dir, name, meta) in &untar.dir_metas {
-        target.set_meta_at(dir, name, meta, Kind::Dir)?;
+        target.set_meta_at(dir, name, meta, EntryKind::Dir)?;
     }
     Ok(untar.work)
 }
@@ -53,7 +53,7 @@ fn names(path: &[u8]) -> Result<Vec<&[u8]>> {
     Ok(names)
 }
 
-impl<T: Target> Untar<'_, T> {
+impl<T: BenchTarget> Untar<'_, T> {
     /// Returns the directory whose path in the archive consists of `names`. Makes missing directories.
     fn parent(&mut self, names: &[&[u8]]) -> Result<T::Dir> {
         let path = names.join(&b'/');
@@ -93,7 +93,7 @@ impl<T: Target> Untar<'_, T> {
             }
             EntryType::Symlink => {
                 self.target.symlink(&dir, name, &link.context("a symbolic link without a target")?)?;
-                self.target.set_meta_at(&dir, name, &meta, Kind::Other)?;
+                self.target.set_meta_at(&dir, name, &meta, EntryKind::Other)?;
             }
             EntryType::Link => {
                 let link = link.context("a hard link without a target")?;
