@@ -6,26 +6,26 @@
 
 use ubtrfs_fs::{Attr, Error, Fs, InodeId, Result};
 
-use crate::caller::Caller;
+use crate::caller::CommandCaller;
 
 /// Returns the directory's attributes if the caller may add and remove names in it.
-pub(crate) fn may_change_names(fs: &Fs, caller: &Caller, dir: InodeId) -> Result<Attr> {
+pub(crate) fn may_change_names(fs: &Fs, caller: &CommandCaller, dir: InodeId) -> Result<Attr> {
     may(fs, caller, dir, WRITE_AND_SEARCH, caller.overrides_modes())
 }
 
 /// Returns the directory's attributes if the caller may list the directory and look up names in it.
-pub(crate) fn may_read_names(fs: &Fs, caller: &Caller, dir: InodeId) -> Result<Attr> {
+pub(crate) fn may_read_names(fs: &Fs, caller: &CommandCaller, dir: InodeId) -> Result<Attr> {
     may(fs, caller, dir, READ_AND_SEARCH, caller.reads_all_directories())
 }
 
 /// Whether the caller may read a file, or list a directory and look up names in it.
-pub(crate) fn can_read(fs: &Fs, caller: &Caller, id: InodeId) -> Result<bool> {
+pub(crate) fn can_read(fs: &Fs, caller: &CommandCaller, id: InodeId) -> Result<bool> {
     let attr = fs.getattr(id)?;
     let wanted = if attr.is_dir() { READ_AND_SEARCH } else { READ };
     Ok(caller.reads_all_directories() || is_granted(fs, caller, &attr, wanted)?)
 }
 
-fn may(fs: &Fs, caller: &Caller, dir: InodeId, wanted: u32, by_capability: bool) -> Result<Attr> {
+fn may(fs: &Fs, caller: &CommandCaller, dir: InodeId, wanted: u32, by_capability: bool) -> Result<Attr> {
     let attr = fs.getattr(dir)?;
     if !attr.is_dir() {
         return Err(Error::NotDirectory);
@@ -36,7 +36,7 @@ fn may(fs: &Fs, caller: &Caller, dir: InodeId, wanted: u32, by_capability: bool)
     }
 }
 
-fn is_granted(fs: &Fs, caller: &Caller, attr: &Attr, wanted: u32) -> Result<bool> {
+fn is_granted(fs: &Fs, caller: &CommandCaller, attr: &Attr, wanted: u32) -> Result<bool> {
     let acl = if fs.options().acl {
         match fs.getxattr(attr.id, ACCESS_ACL) {
             Ok(acl) => Some(acl),

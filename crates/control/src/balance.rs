@@ -13,15 +13,15 @@ use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem
 use ubtrfs_format::print::escaped;
 use ubtrfs_fs::{BalanceFailure, BalanceReport, Error, Fs};
 
-use crate::execute::Context;
-use crate::failure::{Failure, Result};
+use crate::execute::CommandContext;
+use crate::failure::{CommandFailure, Result};
 
 /// A command on the balance of a filesystem.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
     /// Balances the block groups that the filters of their type select: [`Response::Done`].
-    Start(Box<Start>),
+    Start(Box<StartBalance>),
     /// Resumes a paused balance: [`Response::Done`].
     Resume,
     /// Pauses a running balance, and waits until it has stopped.
@@ -35,7 +35,7 @@ pub enum Request {
 /// The block groups that a balance works on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Start {
+pub struct StartBalance {
     /// Data block groups.
     pub data: Option<Filters>,
     /// Metadata block groups.
@@ -76,16 +76,16 @@ pub struct Filters {
 #[serde(rename_all = "snake_case")]
 pub enum Response {
     /// The balance is complete.
-    Done(Report),
+    Done(BalanceReportMessage),
     /// The balance is paused or cancelled, as requested.
     Stopped,
     /// The running or paused balance; `None` if no balance is running or paused.
-    Status(Option<Status>),
+    Status(Option<BalanceStatusMessage>),
 }
 
 /// The result of a balance.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct BalanceReportMessage {
     /// Block groups that were moved.
     pub completed: u64,
     /// The block groups in `completed` that kept their logical addresses.
@@ -114,7 +114,7 @@ pub struct Unmoved {
 
 /// The state of a running or paused balance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Status {
+pub struct BalanceStatusMessage {
     /// `running`, `paused`, `pausing` or `cancelling`.
     pub state: String,
     /// Block groups that the filters selected. The number can grow while a conversion runs.
@@ -139,7 +139,7 @@ impl Request {
     }
 }
 
-pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<Response> {
     context.require_admin()?;
     let fs = context.fs;
     match request {
@@ -160,7 +160,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
                 (.., true) => "running",
                 _ => "paused",
             };
-            Status {
+            BalanceStatusMessage {
                 state: state.to_owned(),
                 expected: status.counts.expected,
                 considered: status.counts.considered,
@@ -172,7 +172,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
 }
 
 /// As [`told`], for the command whose balance ended: it may have been paused or cancelled.
-fn stopped(fs: &Fs, error: Error) -> Failure {
+fn stopped(fs: &Fs, error: Error) -> CommandFailure {
     if !matches!(error, Error::Engine(EngineError::Cancelled)) {
         return told(error);
     }
@@ -181,19 +181,19 @@ fn stopped(fs: &Fs, error: Error) -> Failure {
         None => ("cancelled", "the same command moves the others"),
     };
     let text = format!("the balance was {how}; block groups moved so far keep their new place, and {next}");
-    Failure::new(Errno::CANCELED, text)
+    CommandFailure::new(Errno::CANCELED, text)
 }
 
 /// Converts an error of a balance into a failure that says what to do next.
-fn told(error: Error) -> Failure {
+fn told(error: Error) -> CommandFailure {
     let errno = Errno::from_raw_os_error(error.errno());
     match error {
         Error::InProgress(_) | Error::NotRunning(_) | Error::InvalidArgument(_) => {
             let text = error.to_string();
             let text = text.strip_prefix("invalid argument: ").unwrap_or(&text);
-            Failure::new(errno, text)
+            CommandFailure::new(errno, text)
         }
-        Error::Engine(EngineError::NoSpace) => Failure::new(
+        Error::Engine(EngineError::NoSpace) => CommandFailure::new(
             errno,
             "no space left to move block groups to; delete something, or move only groups that are half empty: -dusage=50 -musage=50",
         ),
@@ -201,7 +201,7 @@ fn told(error: Error) -> Failure {
     }
 }
 
-impl Start {
+impl StartBalance {
     /// The block groups that a balance item selects.
     pub fn of(item: &BalanceItem) -> Self {
         let filters = |kind: BalanceFlags, args| (item.flags & kind.bits() != 0).then(|| Filters::of(args));
@@ -214,7 +214,7 @@ impl Start {
     }
 }
 
-impl Status {
+impl BalanceStatusMessage {
     /// The filters as a balance item.
     ///
     /// # Errors
@@ -222,12 +222,12 @@ impl Status {
     /// Fails if a filter contradicts itself or names an unknown profile.
     pub fn item(&self) -> Result<BalanceItem> {
         let of = |kind: &str| self.filters.iter().find(|(name, _)| name == kind).map(|(_, filters)| filters.clone());
-        item_of(Start { data: of("data"), metadata: of("metadata"), system: of("system"), force: false })
+        item_of(StartBalance { data: of("data"), metadata: of("metadata"), system: of("system"), force: false })
     }
 }
 
-fn item_of(start: Start) -> Result<BalanceItem> {
-    let Start { data, metadata, system, force } = start;
+fn item_of(start: StartBalance) -> Result<BalanceItem> {
+    let StartBalance { data, metadata, system, force } = start;
     let mut item = BalanceItem {
         flags: if force { BalanceFlags::FORCE.bits() } else { 0 },
         data: BalanceArgs::NONE,
@@ -264,7 +264,9 @@ impl Filters {
         let mut filters = BalanceFilters::empty();
         let ordered = |name: &str, is_ordered: bool| match is_ordered {
             true => Ok(()),
-            false => Err(Failure::new(Errno::INVAL, format!("the range of filter {name} ends before it begins"))),
+            false => {
+                Err(CommandFailure::new(Errno::INVAL, format!("the range of filter {name} ends before it begins")))
+            }
         };
         if !self.profiles.is_empty() {
             filters |= BalanceFilters::PROFILES;
@@ -340,7 +342,7 @@ impl Filters {
 fn profile_named(name: &str) -> Result<u64> {
     Profile::named(name).map(BalanceArgs::profile_bit).ok_or_else(|| {
         let known: Vec<String> = Profile::ALL.iter().map(|profile| profile.name.to_lowercase()).collect();
-        Failure::new(Errno::INVAL, format!("there is no profile '{name}'; use one of {}", known.join(", ")))
+        CommandFailure::new(Errno::INVAL, format!("there is no profile '{name}'; use one of {}", known.join(", ")))
     })
 }
 
@@ -357,7 +359,7 @@ fn name_of_profile(bits: u64) -> String {
     profile.map_or_else(|| format!("{bits:#x}"), |profile| profile.name.to_lowercase())
 }
 
-impl From<BalanceReport> for Report {
+impl From<BalanceReport> for BalanceReportMessage {
     fn from(report: BalanceReport) -> Self {
         let unmoved = |failure: BalanceFailure| Unmoved {
             bytenr: failure.bytenr,

@@ -14,12 +14,12 @@ use parking_lot::{Condvar, Mutex};
 /// The bytes of a stream, between two threads.
 #[derive(Debug, Default)]
 pub struct ByteQueue {
-    state: Mutex<State>,
+    state: Mutex<QueuedBytes>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct QueuedBytes {
     bytes: VecDeque<u8>,
     /// No more bytes will be added.
     has_ended: bool,

@@ -1,4 +1,4 @@
-//! [`Caller`]: the user that runs a command, and the user's rights.
+//! [`CommandCaller`]: the user that runs a command, and the user's rights.
 //!
 //! - C1. A process that opened an image itself may run every command, because it can change the bytes anyway.
 //! - C2. A client's user comes from the connection (`SO_PEERCRED`). The client's groups and capabilities are looked up
@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use crate::failure::{Failure, Result};
+use crate::failure::{CommandFailure, Result};
 use crate::process::Processes;
 
 /// The user who runs a command.
 #[derive(Clone, Debug)]
-pub struct Caller {
+pub struct CommandCaller {
     uid: u32,
     gid: u32,
     process: Option<Process>,
@@ -30,7 +30,7 @@ struct Process {
     waits: bool,
 }
 
-impl Caller {
+impl CommandCaller {
     /// A caller that works on an image and may run every command (C1). New files get the owner `uid` and the group
     /// `gid`.
     pub fn of_image(uid: u32, gid: u32) -> Self {
@@ -104,8 +104,12 @@ impl Caller {
 }
 
 /// An `EPERM` failure; `text` says which right the caller lacks.
-pub(crate) fn not_permitted(text: &str) -> Failure {
-    Failure { errno: Errno::PERM.raw_os_error(), text: format!("operation not permitted: {text}"), has_advice: false }
+pub(crate) fn not_permitted(text: &str) -> CommandFailure {
+    CommandFailure {
+        errno: Errno::PERM.raw_os_error(),
+        text: format!("operation not permitted: {text}"),
+        has_advice: false,
+    }
 }
 
 /// Fails with [`not_permitted`] unless `allowed`.
@@ -157,13 +161,13 @@ mod tests {
 
     #[test]
     fn a_peer_that_runs_a_privileged_program_by_now_gains_nothing() {
-        let peer = |uid, pid| Caller::of_peer(uid, uid, pid, Arc::new(Mighty));
+        let peer = |uid, pid| CommandCaller::of_peer(uid, uid, pid, Arc::new(Mighty));
         assert!(!peer(7, 100).is_admin() && !peer(7, 0).is_admin() && !peer(7, 100).is_in_group(8));
         assert!(!peer(7, 100).is_owner_of(8) && !peer(7, 100).overrides_modes() && peer(7, 100).is_owner_of(7));
         assert!(peer(0, 100).is_admin() && peer(0, 0).is_admin() && peer(7, 100).is_in_group(7));
         assert!(!peer(0, 1).is_admin(), "root without capabilities may end, and its child go on");
-        let waiting = Caller::of_request(7, 7, 100, Arc::new(Mighty));
+        let waiting = CommandCaller::of_request(7, 7, 100, Arc::new(Mighty));
         assert!(waiting.is_admin() && waiting.is_in_group(8) && waiting.is_owner_of(8));
-        assert!(Caller::of_image(7, 7).is_admin() && Caller::of_image(7, 7).overrides_modes());
+        assert!(CommandCaller::of_image(7, 7).is_admin() && CommandCaller::of_image(7, 7).overrides_modes());
     }
 }

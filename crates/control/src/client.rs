@@ -7,8 +7,8 @@
 //!   descriptor: the bytes of a stream go through the connection (`relay`).
 //! - L4. Before the client sends anything, it checks whose process answers (`peer`).
 //! - L5. The server of another user can end no command's memory or patience: the number and the length of its messages,
-//!   and the time of its silence, are limited ([`Limits`]). A server of root or of the client's own user is awaited
-//!   without limit.
+//!   and the time of its silence, are limited ([`ServerLimits`]). A server of root or of the client's own user is
+//!   awaited without limit.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -27,16 +27,16 @@ use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId, SubvolumeInfo};
 use ubtrfs_transaction::Job;
 
-use crate::caller::Caller;
-use crate::execute::{Context, OpenFile, PlainHost, execute};
-use crate::failure::{Failure, Result};
-use crate::message::{Answer, Request, Response, decode_answer, encode_request};
-use crate::mount_file::{Access, MountFile, MountId, NewMountFile, find};
+use crate::caller::CommandCaller;
+use crate::execute::{CommandContext, OpenFile, PlainHost, execute};
+use crate::failure::{CommandFailure, Result};
+use crate::message::{Request, Response, ServerMessage, decode_answer, encode_request};
+use crate::mount_file::{ContentAccess, MountFile, MountId, NewMountFile, find};
 use crate::open_image::{ImageWork, Sockets, sockets_of};
 use crate::peer::Peers;
 use crate::process::stopped_process;
-use crate::relay::{self, Heard, Side};
-use crate::stream::Stream;
+use crate::relay::{self, ClientSide, Heard};
+use crate::stream::CommandStream;
 use crate::wire::{ANSWER_MAX, DATA, Frame, Wire};
 use crate::{CONTROL_XATTR, filesystem, subvolume};
 
@@ -64,7 +64,7 @@ pub enum Channel<'f> {
         /// The filesystem.
         fs: &'f Fs,
         /// The owner of new files.
-        caller: Caller,
+        caller: CommandCaller,
     },
 }
 
@@ -174,20 +174,20 @@ impl<'f> Channel<'f> {
 
     /// Returns the channel to an image that is open in this process. New files get the owner `uid` and the group `gid`.
     pub fn image(fs: &'f Fs, uid: u32, gid: u32) -> Self {
-        Self::Image { fs, caller: Caller::of_image(uid, gid) }
+        Self::Image { fs, caller: CommandCaller::of_image(uid, gid) }
     }
 
     /// Opens a file for commands. A path in an image starts at the image's root.
     pub fn open(&self, path: &Path) -> Result<OpenedFile> {
-        self.open_for(path, Access::Read)
+        self.open_for(path, ContentAccess::Read)
     }
 
     /// Opens a file for commands that write to it.
     pub fn open_writable(&self, path: &Path) -> Result<OpenedFile> {
-        self.open_for(path, Access::Write)
+        self.open_for(path, ContentAccess::Write)
     }
 
-    fn open_for(&self, path: &Path, access: Access) -> Result<OpenedFile> {
+    fn open_for(&self, path: &Path, access: ContentAccess) -> Result<OpenedFile> {
         match self {
             Self::Mount(mount) => Ok(OpenedFile::Descriptor(mount.id()?.open(path, access).map_err(failure_of)?)),
             Self::Image { fs, .. } => {
@@ -204,7 +204,8 @@ impl<'f> Channel<'f> {
         let Self::Mount(mount) = self else { return None };
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let create = || {
-            let name = path.file_name().ok_or_else(|| Failure::new(Errno::INVAL, "the path does not end in a name"))?;
+            let name =
+                path.file_name().ok_or_else(|| CommandFailure::new(Errno::INVAL, "the path does not end in a name"))?;
             let (created, file) = mount.id()?.create(dir, name, mode).map_err(failure_of)?;
             Ok((CreatedFile(created), OpenedFile::Descriptor(file)))
         };
@@ -218,7 +219,7 @@ impl<'f> Channel<'f> {
             Self::Mount(_) => std::fs::metadata(path).map(|meta| meta.is_dir()).map_err(failure_of),
             Self::Image { fs, .. } => {
                 let found = fs.lookup_path(path.as_os_str().as_encoded_bytes(), true);
-                found.map(|attr| attr.is_dir()).map_err(Failure::from)
+                found.map(|attr| attr.is_dir()).map_err(CommandFailure::from)
             }
         };
         match found {
@@ -266,9 +267,11 @@ impl<'f> Channel<'f> {
         match self {
             Self::Mount(mount) => {
                 let files = mount.descriptors(files)?;
-                relay::with_input(input, only_first, |feeder| mount.call(&request, &files, Side::Input(feeder), job))
+                relay::with_input(input, only_first, |feeder| {
+                    mount.call(&request, &files, ClientSide::Input(feeder), job)
+                })
             }
-            Self::Image { .. } => self.call_in_process(request, files, Some(Stream::File(input)), job),
+            Self::Image { .. } => self.call_in_process(request, files, Some(CommandStream::File(input)), job),
         }
     }
 
@@ -286,20 +289,20 @@ impl<'f> Channel<'f> {
             Self::Mount(mount) => {
                 let files = mount.descriptors(files)?;
                 relay::with_output(output, replaces, |queue| {
-                    mount.call(&request, &files, Side::Output(queue, job), job)
+                    mount.call(&request, &files, ClientSide::Output(queue, job), job)
                 })
             }
             Self::Image { .. } if replaces => relay::with_output(output, replaces, |queue| {
-                self.call_in_process(request, files, Some(Stream::Queue(queue)), job)
+                self.call_in_process(request, files, Some(CommandStream::Queue(queue)), job)
             }),
-            Self::Image { .. } => self.call_in_process(request, files, Some(Stream::File(output)), job),
+            Self::Image { .. } => self.call_in_process(request, files, Some(CommandStream::File(output)), job),
         }
     }
 
     /// Runs a command. `job` receives the command's progress and can cancel the command.
     pub fn call_with(&self, request: Request, files: &[&OpenedFile], job: &Job) -> Result<Response> {
         match self {
-            Self::Mount(mount) => mount.call(&request, &mount.descriptors(files)?, Side::None, job),
+            Self::Mount(mount) => mount.call(&request, &mount.descriptors(files)?, ClientSide::None, job),
             Self::Image { .. } => self.call_in_process(request, files, None, job),
         }
     }
@@ -308,7 +311,7 @@ impl<'f> Channel<'f> {
         &self,
         request: Request,
         files: &[&OpenedFile],
-        stream: Option<Stream<'_>>,
+        stream: Option<CommandStream<'_>>,
         job: &Job,
     ) -> Result<Response> {
         let Self::Image { fs, caller } = self else { return Err(elsewhere()) };
@@ -320,7 +323,7 @@ impl<'f> Channel<'f> {
         if files.is_empty() {
             files.push(OpenFile::of_image(fs.root()));
         }
-        execute(&Context { fs, host: &PlainHost, caller, files: &files, stream, job }, request)
+        execute(&CommandContext { fs, host: &PlainHost, caller, files: &files, stream, job }, request)
     }
 
     /// Makes everything written so far durable: first the kernel hands over its dirty pages, then the server commits.
@@ -334,7 +337,7 @@ impl<'f> Channel<'f> {
         self.call(Request::Filesystem(filesystem::Request::Sync), &[])?;
         handed_over.map_err(|errno| {
             let pages = "the kernel could not hand over what was written to some file, now or earlier";
-            Failure::new(errno, format!("{pages} ({}); the file's fsync fails", io::Error::from(errno)))
+            CommandFailure::new(errno, format!("{pages} ({}); the file's fsync fails", io::Error::from(errno)))
         })
     }
 
@@ -415,7 +418,7 @@ impl MountChannel {
         }
     }
 
-    fn call(&self, request: &Request, files: &[&MountFile], side: Side<'_>, job: &Job) -> Result<Response> {
+    fn call(&self, request: &Request, files: &[&MountFile], side: ClientSide<'_>, job: &Job) -> Result<Response> {
         let descriptors: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         let frame = encode_request(request, &descriptors)?;
         let waits = request.is_long() && !request.ends_other();
@@ -423,7 +426,7 @@ impl MountChannel {
         loop {
             let stream = connect(&self.name).map_err(lost)?;
             self.peers.check(&stream)?;
-            let limits = Peers::is_foreign(&stream).then(Limits::default);
+            let limits = Peers::is_foreign(&stream).then(ServerLimits::default);
             let server = pid_of(&stream);
             // A request that a stopped server receives would be executed when the server continues.
             await_continued(server)?;
@@ -464,20 +467,20 @@ fn await_continued(pid: Option<u32>) -> Result<()> {
     let end = Instant::now() + STOPPED_PATIENCE;
     while let Some(stopped) = pid.and_then(stopped_process) {
         if Instant::now() >= end {
-            return Err(Failure::new(Errno::TIMEDOUT, stopped));
+            return Err(CommandFailure::new(Errno::TIMEDOUT, stopped));
         }
         thread::sleep(RETRY_PAUSE);
     }
     Ok(())
 }
 
-fn busy_image() -> Failure {
-    Failure::new(Errno::BUSY, "another command has the image open; wait for its end")
+fn busy_image() -> CommandFailure {
+    CommandFailure::new(Errno::BUSY, "another command has the image open; wait for its end")
 }
 
 /// The limits of another user's server (L5).
 #[derive(Clone, Copy, Debug)]
-struct Limits {
+struct ServerLimits {
     /// Bytes of a message.
     len: usize,
     /// Messages of a command that bring no bytes of a stream.
@@ -488,7 +491,7 @@ struct Limits {
     silence: Duration,
 }
 
-impl Default for Limits {
+impl Default for ServerLimits {
     fn default() -> Self {
         Self {
             len: FOREIGN_ANSWER_MAX,
@@ -499,11 +502,11 @@ impl Default for Limits {
     }
 }
 
-/// The use of [`Limits`] by one command.
+/// The use of [`ServerLimits`] by one command.
 #[derive(Debug)]
 struct Limited<'s> {
-    limits: Limits,
-    side: Side<'s>,
+    limits: ServerLimits,
+    side: ClientSide<'s>,
     /// The number of messages so far.
     nr_messages: u32,
     /// The number of bytes so far, of all commands of the channel.
@@ -513,13 +516,13 @@ struct Limited<'s> {
 }
 
 impl<'s> Limited<'s> {
-    fn new(limits: Limits, side: Side<'s>, total: &'s AtomicU64) -> Self {
+    fn new(limits: ServerLimits, side: ClientSide<'s>, total: &'s AtomicU64) -> Self {
         Self { limits, side, nr_messages: 0, total, heard_at: Instant::now() }
     }
 
     /// Receives a message within the limits. Fails with `WouldBlock` like [`Wire::receive_within`].
     fn receive(&mut self, wire: &Wire) -> Result<io::Result<Option<Frame>>> {
-        let Limits { len, nr_messages, total, silence } = self.limits;
+        let ServerLimits { len, nr_messages, total, silence } = self.limits;
         let silent = || Err(endless(&format!("has sent nothing complete for {} s", silence.as_secs_f32())));
         match wire.receive_all_within(len, CANCEL_CHECK_INTERVAL, silence) {
             Ok(Some(frame)) => {
@@ -552,11 +555,11 @@ impl<'s> Limited<'s> {
 }
 
 /// Makes the failure for another user's server that exceeds its limits.
-fn endless(what: &str) -> Failure {
+fn endless(what: &str) -> CommandFailure {
     let text = format!(
         "the mount's server, which belongs to another user, {what}; the command may or may not have been executed"
     );
-    Failure::new(Errno::CONNABORTED, text)
+    CommandFailure::new(Errno::CONNABORTED, text)
 }
 
 /// Receives messages until the result arrives, passes progress on to `job`, and the stream to `heard`. If `server` is
@@ -590,7 +593,7 @@ fn answer_of(
                 if Instant::now() >= patient_until
                     && let Some(stopped) = server.and_then(stopped_process)
                 {
-                    return Err(Failure::new(Errno::TIMEDOUT, stopped));
+                    return Err(CommandFailure::new(Errno::TIMEDOUT, stopped));
                 }
                 continue;
             }
@@ -607,7 +610,7 @@ fn answer_of(
             continue;
         }
         match decode_answer(&frame.bytes)? {
-            Answer::Progress(progress) => {
+            ServerMessage::Progress(progress) => {
                 let before = job.progress();
                 job.add_total(progress.total.saturating_sub(before.total));
                 job.advance(progress.done.saturating_sub(before.done));
@@ -615,11 +618,11 @@ fn answer_of(
                     job.set_step(progress.step);
                 }
             }
-            Answer::Ready => {
+            ServerMessage::Ready => {
                 heard(Heard::Ready);
             }
-            Answer::Done(response) => return Ok(*response),
-            Answer::Failed(failure) => return Err(failure),
+            ServerMessage::Done(response) => return Ok(*response),
+            ServerMessage::Failed(failure) => return Err(failure),
         }
     }
 }
@@ -632,7 +635,7 @@ fn enter(path: &Path) -> Result<(MountId, MountFile, Vec<u8>), ConnectError> {
         return Err(ConnectError::NotOurs);
     }
     let named = |file: MountFile| control_name(&file).map(|name| (id, file, name));
-    let error = match id.open_found(&found, Access::Read) {
+    let error = match id.open_found(&found, ContentAccess::Read) {
         Ok(file) => return named(file),
         Err(error) => error,
     };
@@ -640,7 +643,7 @@ fn enter(path: &Path) -> Result<(MountId, MountFile, Vec<u8>), ConnectError> {
         return Err(ConnectError::Open(error));
     }
     let full = std::fs::canonicalize(path).map_err(ConnectError::Open)?;
-    let dir = full.ancestors().skip(1).find_map(|dir| id.open(dir, Access::Read).ok());
+    let dir = full.ancestors().skip(1).find_map(|dir| id.open(dir, ContentAccess::Read).ok());
     named(dir.ok_or(ConnectError::Open(error))?)
 }
 
@@ -690,11 +693,11 @@ pub fn await_unmount(stream: UnixStream, patience: Option<Duration>) -> io::Resu
         });
         let frame = received?.ok_or_else(ended)?;
         match decode_answer(&frame.bytes) {
-            Ok(Answer::Done(_)) => return Ok(None),
-            Ok(Answer::Failed(failure)) | Err(failure) => return Ok(Some(failure.text)),
+            Ok(ServerMessage::Done(_)) => return Ok(None),
+            Ok(ServerMessage::Failed(failure)) | Err(failure) => return Ok(Some(failure.text)),
             // The server still commits.
-            Ok(Answer::Progress(_)) => {}
-            Ok(Answer::Ready) => return Err(ended()),
+            Ok(ServerMessage::Progress(_)) => {}
+            Ok(ServerMessage::Ready) => return Err(ended()),
         }
     }
 }
@@ -720,7 +723,7 @@ fn connect_within(name: &[u8], patience: Duration) -> io::Result<UnixStream> {
     }
 }
 
-fn lost(error: io::Error) -> Failure {
+fn lost(error: io::Error) -> CommandFailure {
     let text = match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
             "the mount's server ended before it answered; the command may or may not have been executed".to_owned()
@@ -731,26 +734,29 @@ fn lost(error: io::Error) -> Failure {
         }
         _ => format!("the mount's server does not answer: {error}"),
     };
-    Failure::new(Errno::CONNRESET, text)
+    CommandFailure::new(Errno::CONNRESET, text)
 }
 
-fn failure_of(error: io::Error) -> Failure {
+fn failure_of(error: io::Error) -> CommandFailure {
     let errno = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
     let text = match Errno::from_raw_os_error(errno) {
         Errno::XDEV => "it is not in this mount; name paths in one mount or one image".to_owned(),
         Errno::INVAL => "it is neither a regular file nor a directory".to_owned(),
-        _ => return Failure { errno, text: error.to_string(), has_advice: false },
+        _ => return CommandFailure { errno, text: error.to_string(), has_advice: false },
     };
-    Failure { errno, text, has_advice: true }
+    CommandFailure { errno, text, has_advice: true }
 }
 
-fn elsewhere() -> Failure {
-    Failure::new(Errno::XDEV, "the files are not in the same filesystem")
+fn elsewhere() -> CommandFailure {
+    CommandFailure::new(Errno::XDEV, "the files are not in the same filesystem")
 }
 
 /// Makes the failure for an answer that does not fit its request.
-pub fn unexpected() -> Failure {
-    Failure::new(Errno::PROTO, "the server's answer is not understood; unmount and mount with this version of ubtrfs")
+pub fn unexpected() -> CommandFailure {
+    CommandFailure::new(
+        Errno::PROTO,
+        "the server's answer is not understood; unmount and mount with this version of ubtrfs",
+    )
 }
 
 /// How long to look for the server of an image while the queue of a socket is full.
@@ -784,7 +790,7 @@ mod tests {
     use std::os::unix::net::{SocketAddr, UnixListener};
 
     use super::*;
-    use crate::message::{Progress, encode_answer};
+    use crate::message::{ProgressMessage, encode_answer};
 
     #[test]
     fn a_server_that_reports_nothing_is_awaited_for_a_limited_time() {
@@ -795,13 +801,13 @@ mod tests {
     }
 
     /// The failure of a command whose server does this, and belongs to another user.
-    fn failure_by(limits: Limits, server: impl FnOnce(Wire) + Send) -> Failure {
+    fn failure_by(limits: ServerLimits, server: impl FnOnce(Wire) + Send) -> CommandFailure {
         let (near, far) = UnixStream::pair().unwrap();
         let (wire, far) = (Wire::without_files(near).unwrap(), Wire::new(far).unwrap());
         thread::scope(|scope| {
             scope.spawn(|| server(far));
             let total = AtomicU64::new(0);
-            let limited = Some(Limited::new(limits, Side::None, &total));
+            let limited = Some(Limited::new(limits, ClientSide::None, &total));
             let failure = answer_of(&wire, &Job::new(), None, limited, &mut |_| true).unwrap_err();
             drop(wire);
             failure
@@ -816,7 +822,7 @@ mod tests {
             let far = Wire::new(far).unwrap();
             thread::scope(|scope| {
                 scope.spawn(move || {
-                    let sign = encode_answer(&Answer::Progress(Progress::default())).unwrap();
+                    let sign = encode_answer(&ServerMessage::Progress(ProgressMessage::default())).unwrap();
                     while server(&far, &sign) {
                         thread::sleep(Duration::from_millis(50));
                     }
@@ -825,7 +831,7 @@ mod tests {
             })
         };
         let begun = Instant::now();
-        let done = encode_answer(&Answer::Done(Box::new(Response::Unmounted))).unwrap();
+        let done = encode_answer(&ServerMessage::Done(Box::new(Response::Unmounted))).unwrap();
         let commits = |wire: &Wire, sign: &[u8]| match begun.elapsed() < 3 * patience {
             true => wire.send(sign, &[]).is_ok(),
             false => wire.send(&done, &[]).is_err(),
@@ -839,18 +845,18 @@ mod tests {
 
     #[test]
     fn a_server_of_another_user_has_limits() {
-        let patient = Limits::default();
-        let hasty = Limits { silence: Duration::from_millis(300), ..Limits::default() };
+        let patient = ServerLimits::default();
+        let hasty = ServerLimits { silence: Duration::from_millis(300), ..ServerLimits::default() };
         let send = |wire: &Wire, bytes: &[u8]| wire.send(bytes, &[]).is_ok();
         let endlessly = |bytes: &'static [u8]| move |wire: Wire| while send(&wire, bytes) {};
         let progress = br#"{"progress":{"done":1,"total":0}}"#;
         for message in [&progress[..], &[DATA], br#""ready""#] {
-            for limits in [Limits { nr_messages: 1000, ..patient }, Limits { total: 10_000, ..patient }] {
+            for limits in [ServerLimits { nr_messages: 1000, ..patient }, ServerLimits { total: 10_000, ..patient }] {
                 let failure = failure_by(limits, endlessly(message));
                 assert!(failure.text.contains("without an end"), "L5: {failure}");
             }
         }
-        let failure = failure_by(Limits { len: 1000, ..patient }, |wire| assert!(send(&wire, &[b' '; 1001])));
+        let failure = failure_by(ServerLimits { len: 1000, ..patient }, |wire| assert!(send(&wire, &[b' '; 1001])));
         assert!(failure.text.contains("too long"), "L5: {failure}");
         // Says nothing, until the client has gone.
         let wait = |wire: Wire| {

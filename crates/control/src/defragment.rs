@@ -2,7 +2,7 @@
 //!
 //! | command     | needs                                                                                    |
 //! |-------------|------------------------------------------------------------------------------------------|
-//! | a file      | the file open for writing, or the rights of an administrator ([`Context::require_admin`]) |
+//! | a file      | the file open for writing, or the rights of an administrator ([`CommandContext::require_admin`]) |
 //! | a directory with everything below it | the rights of an administrator                                   |
 //!
 //! A walk does not enter other subvolumes. Files that cannot be defragmented are skipped and counted.
@@ -14,8 +14,8 @@ use ubtrfs_format::print::escaped;
 use ubtrfs_fs::{CompressSpec, Defragment, Error, InodeId};
 
 use crate::dir_part::{check_depth, part_of};
-use crate::execute::{Context, FileNr};
-use crate::failure::{Failure, Result};
+use crate::execute::{CommandContext, FileNr};
+use crate::failure::{CommandFailure, Result};
 
 /// Defragments a file, or all files below a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,7 +30,7 @@ pub struct Request {
     /// Extents of at least this many bytes are not rewritten, unless they are uncompressed and `compress` is given.
     pub small_bytes: u64,
     /// The method and level to compress with, if any.
-    pub compress: Option<(Method, i32)>,
+    pub compress: Option<(DefragmentCompression, i32)>,
     /// Whether to rewrite also extents that snapshots or other files share.
     pub unshare: bool,
     /// Whether each file's data is written to disk before the next file is defragmented.
@@ -44,7 +44,7 @@ pub struct Request {
 /// A compression method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Method {
+pub enum DefragmentCompression {
     /// zlib
     Zlib,
     /// lzo
@@ -67,7 +67,7 @@ pub struct Response {
     pub first_failure: Option<String>,
     /// If the request asks for a list: the first of the examined files.
     #[serde(default)]
-    pub listed: Vec<Listed>,
+    pub listed: Vec<DefragmentedFile>,
     /// Bytes of the list so far.
     #[serde(skip)]
     listed_bytes: usize,
@@ -75,7 +75,7 @@ pub struct Response {
 
 /// A file that was examined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Listed {
+pub struct DefragmentedFile {
     /// The path below the directory of the request; empty for the file of the request itself.
     #[serde(with = "crate::bytes")]
     pub path: Vec<u8>,
@@ -87,16 +87,16 @@ impl Request {
         if let Some((method, level)) = self.compress {
             // Level 0 means the default level of the method.
             let (kind, levels) = match method {
-                Method::Zlib => (Compression::Zlib, 0..=9),
-                Method::Lzo => (Compression::Lzo, 0..=0),
-                Method::Zstd => (Compression::Zstd, -15..=15),
+                DefragmentCompression::Zlib => (Compression::Zlib, 0..=9),
+                DefragmentCompression::Lzo => (Compression::Lzo, 0..=0),
+                DefragmentCompression::Zstd => (Compression::Zstd, -15..=15),
             };
             if !levels.contains(&level) {
                 let text = match method {
-                    Method::Lzo => "lzo has no levels".to_owned(),
+                    DefragmentCompression::Lzo => "lzo has no levels".to_owned(),
                     _ => format!("the level of the compression must be {} to {}", levels.start(), levels.end()),
                 };
-                return Err(Failure::new(Errno::INVAL, text));
+                return Err(CommandFailure::new(Errno::INVAL, text));
             }
             compress = Some(CompressSpec { kind, level, force: true });
         }
@@ -105,7 +105,7 @@ impl Request {
     }
 }
 
-pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Response> {
+pub(crate) fn execute(context: &CommandContext<'_>, request: &Request) -> Result<Response> {
     let file = context.file(request.file)?;
     let is_dir = context.fs.getattr(file.id)?.is_dir();
     if is_dir || !file.is_writable {
@@ -116,7 +116,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
     if !is_dir {
         done.bytes = rewrite(context, file.id, &how, request.flush)?;
         done.files = 1;
-        done.listed.extend(request.lists.then(|| Listed { path: Vec::new() }));
+        done.listed.extend(request.lists.then(|| DefragmentedFile { path: Vec::new() }));
         return Ok(done);
     }
     // The open directories, each with the cookie to continue from (`None` after the last entry), and the length of its
@@ -158,7 +158,7 @@ fn push_name(path: &mut Vec<u8>, name: &[u8]) {
 
 /// Defragments one file of a walk. A failure is recorded in `done` with the file's `path`.
 fn one(
-    context: &Context<'_>,
+    context: &CommandContext<'_>,
     id: InodeId,
     path: &[u8],
     how: &Defragment,
@@ -176,12 +176,12 @@ fn one(
         Err(error) => {
             context.job.check().map_err(Error::from)?;
             done.failed += 1;
-            done.first_failure.get_or_insert_with(|| format!("{}: {}", escaped(path), Failure::from(error)));
+            done.first_failure.get_or_insert_with(|| format!("{}: {}", escaped(path), CommandFailure::from(error)));
         }
     }
     let listed_bytes = done.listed_bytes.saturating_add(path.len()).saturating_add(LISTED_OVERHEAD);
     if request.lists && listed_bytes <= LISTED_BYTES {
-        done.listed.push(Listed { path: path.to_vec() });
+        done.listed.push(DefragmentedFile { path: path.to_vec() });
         done.listed_bytes = listed_bytes;
     } else {
         // The list ends here, even if shorter paths follow.
@@ -191,7 +191,7 @@ fn one(
 }
 
 /// Defragments one file. Returns the number of bytes rewritten.
-fn rewrite(context: &Context<'_>, id: InodeId, how: &Defragment, flush: bool) -> ubtrfs_fs::Result<u64> {
+fn rewrite(context: &CommandContext<'_>, id: InodeId, how: &Defragment, flush: bool) -> ubtrfs_fs::Result<u64> {
     let bytes = context.fs.defragment(id, how, context.job)?;
     if flush {
         context.fs.fsync(id, true)?;

@@ -2,7 +2,7 @@
 //!
 //! | command     | needs                                                                 |
 //! |-------------|-----------------------------------------------------------------------|
-//! | resize      | the rights of an administrator ([`Context::require_admin`])           |
+//! | resize      | the rights of an administrator ([`CommandContext::require_admin`])    |
 //! | min_size    | the rights of an administrator                                        |
 //! | add, remove | the rights of an administrator. The server opens a new device with its own rights |
 //! | cancel_resize, cancel_removal, reset_stats | the rights of an administrator          |
@@ -24,8 +24,8 @@ use ubtrfs_fs::{Error, ExtentUse, InodeId};
 use ubtrfs_transaction::{Job, detect};
 use uuid::Uuid;
 
-use crate::execute::Context;
-use crate::failure::{Failure, Result};
+use crate::execute::CommandContext;
+use crate::failure::{CommandFailure, Result};
 use crate::open_image::ImageId;
 use crate::resolve::PathBytes;
 
@@ -84,7 +84,7 @@ pub struct NewDevice {
 
 /// The error counters of a device, which are kept in the filesystem.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stats {
+pub struct DeviceStats {
     /// The device id.
     pub devid: u64,
     /// The path; `None` if the device is missing.
@@ -147,7 +147,7 @@ pub enum Response {
     /// The devices are no part of the filesystem any more.
     Removed,
     /// The error counters of all devices.
-    Stats(Vec<Stats>),
+    Stats(Vec<DeviceStats>),
 }
 
 impl NewSize {
@@ -178,7 +178,7 @@ impl Request {
     }
 }
 
-pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<Response> {
     if request != Request::Stats {
         context.require_admin()?;
     }
@@ -198,16 +198,16 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
 }
 
 /// Fails if the filesystem does not have this device.
-pub(crate) fn known(context: &Context<'_>, devid: u64) -> Result<DevId> {
+pub(crate) fn known(context: &CommandContext<'_>, devid: u64) -> Result<DevId> {
     let devid = DevId(devid);
     if context.fs.space_usage().devices.iter().any(|device| device.devid == devid) {
         return Ok(devid);
     }
     let text = format!("there is no device {devid}; list the devices with: ubtrfs filesystem show PATH");
-    Err(Failure::new(Errno::NODEV, text))
+    Err(CommandFailure::new(Errno::NODEV, text))
 }
 
-fn add(context: &Context<'_>, new: &NewDevice) -> Result<Response> {
+fn add(context: &CommandContext<'_>, new: &NewDevice) -> Result<Response> {
     let device = open_new(context, new)?;
     if context.fs.is_seed() {
         let (devid, fsid) = context.fs.make_sprout(Arc::clone(&device), context.job)?;
@@ -222,17 +222,17 @@ fn add(context: &Context<'_>, new: &NewDevice) -> Result<Response> {
 }
 
 /// Opens a device for the filesystem, and discards its content.
-pub(crate) fn open_new(context: &Context<'_>, new: &NewDevice) -> Result<Arc<dyn Device>> {
+pub(crate) fn open_new(context: &CommandContext<'_>, new: &NewDevice) -> Result<Arc<dyn Device>> {
     let path = Path::new(OsStr::from_bytes(&new.path.0));
     if !path.is_absolute() {
-        return Err(Failure::new(Errno::INVAL, "the path of a new device must be absolute"));
+        return Err(CommandFailure::new(Errno::INVAL, "the path of a new device must be absolute"));
     }
     let device = context.host.open_device(path, new.id, new.force)?;
     if !new.force
         && let Some(content) = detect(device.as_ref()).map_err(Error::Engine)?
     {
         let text = format!("{} contains {content}; to overwrite it, use -f", device.describe());
-        return Err(Failure::new(Errno::EXIST, text));
+        return Err(CommandFailure::new(Errno::EXIST, text));
     }
     if !new.keeps_blocks && device.can_discard() {
         discard_whole(device.as_ref(), context.job)?;
@@ -258,15 +258,15 @@ fn discard_whole(device: &dyn Device, job: &Job) -> Result<()> {
 /// The most bytes that are discarded between two tests for a cancellation.
 const DISCARDED_AT_ONCE: u64 = 1 << 30;
 
-fn remove(context: &Context<'_>, devids: &[u64]) -> Result<Response> {
+fn remove(context: &CommandContext<'_>, devids: &[u64]) -> Result<Response> {
     // As on Linux.
-    let unknown = |failure| Failure { errno: Errno::NOENT.raw_os_error(), ..failure };
+    let unknown = |failure| CommandFailure { errno: Errno::NOENT.raw_os_error(), ..failure };
     let found = devids.iter().map(|devid| known(context, *devid).map_err(unknown));
     let mut devids = found.collect::<Result<Vec<DevId>>>()?;
     devids.sort_unstable();
     devids.dedup();
     if devids.is_empty() {
-        return Err(Failure::new(Errno::INVAL, "no device was named"));
+        return Err(CommandFailure::new(Errno::INVAL, "no device was named"));
     }
     let removed = context.fs.remove_devices(&devids, context.job);
     removed.map_err(|error| {
@@ -277,14 +277,17 @@ fn remove(context: &Context<'_>, devids: &[u64]) -> Result<Response> {
     Ok(Response::Removed)
 }
 
-fn resize(context: &Context<'_>, devid: DevId, to: NewSize) -> Result<Response> {
+fn resize(context: &CommandContext<'_>, devid: DevId, to: NewSize) -> Result<Response> {
     let (before, has) = context.fs.device_size(devid)?;
     let wanted = to.bytes(before, has).ok_or_else(|| {
-        Failure::new(Errno::INVAL, format!("device {devid} has {before} bytes; the requested change is out of range"))
+        CommandFailure::new(
+            Errno::INVAL,
+            format!("device {devid} has {before} bytes; the requested change is out of range"),
+        )
     })?;
     context.fs.resize_device(devid, wanted, context.job).map_err(|error| match error {
         Error::Engine(error @ EngineError::Refused { .. }) if wanted < before => {
-            Failure::new(Errno::INVAL, format!("{error} (see: ubtrfs inspect min-dev-size)"))
+            CommandFailure::new(Errno::INVAL, format!("{error} (see: ubtrfs inspect min-dev-size)"))
         }
         other => {
             let no_space = "no space left below the new end; give a larger size (see: ubtrfs inspect min-dev-size), or remove \
@@ -298,21 +301,26 @@ fn resize(context: &Context<'_>, devid: DevId, to: NewSize) -> Result<Response> 
 }
 
 /// The failure of work that moves block groups or copies a device.
-pub(crate) fn moving_failed(context: &Context<'_>, error: Error, no_space: &str, cancelled: &str) -> Failure {
+pub(crate) fn moving_failed(
+    context: &CommandContext<'_>,
+    error: Error,
+    no_space: &str,
+    cancelled: &str,
+) -> CommandFailure {
     let errno = Errno::from_raw_os_error(error.errno());
     match error {
-        Error::Engine(EngineError::NoSpace) => Failure::new(errno, no_space),
-        Error::Engine(EngineError::Cancelled) => Failure::new(errno, cancelled),
+        Error::Engine(EngineError::NoSpace) => CommandFailure::new(errno, no_space),
+        Error::Engine(EngineError::Cancelled) => CommandFailure::new(errno, cancelled),
         Error::Engine(EngineError::Corrupt(corrupt)) => {
             let files = corrupt.bytenr.map_or_else(String::new, |bytenr| used_by(context, bytenr));
-            Failure::new(errno, format!("{corrupt}{files}"))
+            CommandFailure::new(errno, format!("{corrupt}{files}"))
         }
         other => other.into(),
     }
 }
 
 /// The paths of some files that use data at this address, as the end of a message about it. Empty if there are none.
-fn used_by(context: &Context<'_>, bytenr: Logical) -> String {
+fn used_by(context: &CommandContext<'_>, bytenr: Logical) -> String {
     let uses =
         context.fs.uses_of_address(bytenr, false, NAMED_MAX).ok().flatten().map_or_else(Vec::new, |(_, uses)| uses);
     let path = |found: &ExtentUse| context.fs.path_of(InodeId { root: found.root, ino: found.ino }).ok();
@@ -323,12 +331,12 @@ fn used_by(context: &Context<'_>, bytenr: Logical) -> String {
 /// How many files a message about damaged data names.
 const NAMED_MAX: usize = 10;
 
-fn stats(context: &Context<'_>, counters: Vec<(DevId, DevStatsItem)>) -> Vec<Stats> {
+fn stats(context: &CommandContext<'_>, counters: Vec<(DevId, DevStatsItem)>) -> Vec<DeviceStats> {
     let devices = context.fs.space_usage().devices;
     let path = |devid: DevId| devices.iter().find(|device| device.devid == devid)?.path.clone();
     let of = |(devid, item): (DevId, DevStatsItem)| {
         let [write_io_errs, read_io_errs, flush_io_errs, corruption_errs, generation_errs] = item.values;
-        Stats {
+        DeviceStats {
             devid: devid.0,
             path: path(devid),
             write_io_errs,

@@ -7,11 +7,11 @@ use rustix::io::Errno;
 use ubtrfs_format::item::FileType;
 use ubtrfs_fs::{Error, Fs, InodeId};
 
-use crate::failure::{Failure, Result};
+use crate::failure::{CommandFailure, Result};
 
 /// Some entries of a directory.
 #[derive(Default)]
-pub(crate) struct Part {
+pub(crate) struct DirPart {
     /// Regular files, in the order of the directory.
     pub(crate) files: Vec<(InodeId, Vec<u8>)>,
     /// A directory after the files.
@@ -22,8 +22,8 @@ pub(crate) struct Part {
 
 /// Regular files and directories of a directory, from a cookie up to the next directory. Entries of other subvolumes are
 /// included. A directory that was removed has no entries.
-pub(crate) fn part_of(fs: &Fs, dir: InodeId, cookie: u64) -> Result<Part> {
-    let mut part = Part::default();
+pub(crate) fn part_of(fs: &Fs, dir: InodeId, cookie: u64) -> Result<DirPart> {
+    let mut part = DirPart::default();
     let mut last = cookie;
     let mut len_bytes = 0_usize;
     let listed = fs.readdir(dir, cookie, &mut |entry| {
@@ -45,8 +45,8 @@ pub(crate) fn part_of(fs: &Fs, dir: InodeId, cookie: u64) -> Result<Part> {
         true
     });
     match listed {
-        Err(Error::NotFound | Error::Stale) => Ok(Part::default()),
-        listed => listed.map(|()| part).map_err(Failure::from),
+        Err(Error::NotFound | Error::Stale) => Ok(DirPart::default()),
+        listed => listed.map(|()| part).map_err(CommandFailure::from),
     }
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn check_depth(nr_open: usize) -> Result<()> {
         return Ok(());
     }
     let text = "the directories are nested too deep; run the command on directories further down";
-    Err(Failure::new(Errno::TOOBIG, text))
+    Err(CommandFailure::new(Errno::TOOBIG, text))
 }
 
 /// The greatest number of directories inside each other.

@@ -26,9 +26,9 @@ use ubtrfs_fs::{Error, ExtentKind, InodeId};
 
 use crate::access::can_read;
 use crate::dir_part::{check_depth, part_of};
-use crate::execute::{Context, FileNr};
-use crate::failure::{Failure, Result};
-use crate::stream::Output;
+use crate::execute::{CommandContext, FileNr};
+use crate::failure::{CommandFailure, Result};
+use crate::stream::StreamOutput;
 
 /// Counts the bytes of a file, or of all files below a directory. [`collect`] reads the stream of the answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,7 +50,7 @@ pub struct Response {
 /// A line of the stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Line {
+enum UsageLine {
     /// A file or directory. A directory comes before its content.
     Entry {
         /// The number of directories above it, up to the directory of the request.
@@ -70,7 +70,7 @@ enum Line {
 
 /// The bytes of a file or of all files below a directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct DiskUsage {
     /// Files and directories below the directory; each directory comes before its content.
     pub names: Vec<NamedEntry>,
     /// Bytes of all files.
@@ -86,7 +86,7 @@ pub struct Usage {
 pub struct NamedEntry {
     /// The name in the directory that holds it.
     pub name: Vec<u8>,
-    /// The index of the directory that holds it, in [`Usage::names`]; `None` for the directory of the request.
+    /// The index of the directory that holds it, in [`DiskUsage::names`]; `None` for the directory of the request.
     pub parent: Option<u32>,
     /// Bytes of the file, or of all files below the directory.
     pub total: u64,
@@ -99,9 +99,9 @@ pub struct NamedEntry {
 /// # Errors
 ///
 /// Fails if reading fails, or if the stream is not understood.
-pub fn collect(mut stream: impl BufRead, names: bool) -> io::Result<Usage> {
+pub fn collect(mut stream: impl BufRead, names: bool) -> io::Result<DiskUsage> {
     let wrong = |text: &str| io::Error::new(io::ErrorKind::InvalidData, text.to_owned());
-    let mut usage = Usage::default();
+    let mut usage = DiskUsage::default();
     let (mut seen, mut shared) = (HashSet::new(), BTreeMap::new());
     // The index of the last entry of each depth below the directory of the request.
     let mut open: Vec<u32> = Vec::new();
@@ -113,11 +113,11 @@ pub fn collect(mut stream: impl BufRead, names: bool) -> io::Result<Usage> {
         }
         let line = serde_json::from_slice(&text).map_err(|_| wrong("the server's answer is not understood"))?;
         let (depth, name, total, exclusive, link) = match line {
-            Line::Shared(ranges) => {
+            UsageLine::Shared(ranges) => {
                 ranges.into_iter().for_each(|(start, end)| add_range(&mut shared, start, end));
                 continue;
             }
-            Line::Entry { depth, name, total, exclusive, link } => (depth as usize, name, total, exclusive, link),
+            UsageLine::Entry { depth, name, total, exclusive, link } => (depth as usize, name, total, exclusive, link),
         };
         // U1
         if link.is_some_and(|link| !seen.insert(link)) {
@@ -157,8 +157,8 @@ struct Pending {
     link: Option<(u64, u64)>,
 }
 
-/// A part of an extent that a file uses. `file` is the file's index in [`Walk::pending`].
-struct Use {
+/// A part of an extent that a file uses. `file` is the file's index in [`UsageWalk::pending`].
+struct FileExtentUse {
     file: usize,
     len_bytes: u64,
     /// The logical address of the part. (For a compressed extent, the address of the extent.)
@@ -166,14 +166,14 @@ struct Use {
     extent: (Logical, u64),
 }
 
-pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Response> {
+pub(crate) fn execute(context: &CommandContext<'_>, request: &Request) -> Result<Response> {
     let id = context.inode(request.of)?;
-    let out = BufWriter::with_capacity(BUFFER, Output::of(context)?);
+    let out = BufWriter::with_capacity(BUFFER, StreamOutput::of(context)?);
     if context.fs.read_only().is_none() {
         // Write out dirty data, because only data on disk has extents that can be counted.
         context.fs.sync()?;
     }
-    let mut walk = Walk {
+    let mut walk = UsageWalk {
         context,
         out,
         has_names: request.names,
@@ -188,19 +188,19 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
     Ok(Response { unreadable: walk.unreadable })
 }
 
-struct Walk<'c, 'a> {
-    context: &'c Context<'a>,
-    out: BufWriter<Output<'c>>,
+struct UsageWalk<'c, 'a> {
+    context: &'c CommandContext<'a>,
+    out: BufWriter<StreamOutput<'c>>,
     has_names: bool,
     /// Files and directories that are not written yet; each directory comes before its content.
     pending: Vec<Pending>,
     pending_bytes: usize,
     /// Uses of extents that are not counted yet.
-    uses: Vec<Use>,
+    uses: Vec<FileExtentUse>,
     unreadable: u64,
 }
 
-impl Walk<'_, '_> {
+impl UsageWalk<'_, '_> {
     /// Visits everything below a file or directory.
     fn visit(&mut self, top: InodeId) -> Result<()> {
         if !self.context.fs.getattr(top)?.is_dir() {
@@ -251,7 +251,7 @@ impl Walk<'_, '_> {
     fn file(&mut self, id: InodeId, depth: u32, name: Vec<u8>) -> Result<()> {
         let gone = |error: Error| match error {
             Error::NotFound | Error::Stale => Ok(()),
-            error => Err(Failure::from(error)),
+            error => Err(CommandFailure::from(error)),
         };
         let nlink = match self.context.fs.getattr(id) {
             Ok(attr) => attr.nlink,
@@ -267,7 +267,7 @@ impl Walk<'_, '_> {
             let file = self.pending.len().saturating_sub(1);
             for extent in extents.iter().filter(|one| matches!(one.kind, ExtentKind::Data | ExtentKind::Prealloc)) {
                 let skipped = if extent.compression == Compression::None { extent.extent_offset } else { 0 };
-                self.uses.push(Use {
+                self.uses.push(FileExtentUse {
                     file,
                     len_bytes: extent.len_bytes,
                     at: extent.disk_bytenr.0.saturating_add(skipped),
@@ -298,13 +298,13 @@ impl Walk<'_, '_> {
         self.settle()?;
         self.pending_bytes = 0;
         for Pending { depth, name, total, exclusive, link } in std::mem::take(&mut self.pending) {
-            self.write(&Line::Entry { depth, name, total, exclusive, link })?;
+            self.write(&UsageLine::Entry { depth, name, total, exclusive, link })?;
         }
         Ok(())
     }
 
-    fn write(&mut self, line: &Line) -> Result<()> {
-        let not_sent = |error| Failure::new(Errno::INVAL, format!("it cannot be sent: {error}"));
+    fn write(&mut self, line: &UsageLine) -> Result<()> {
+        let not_sent = |error| CommandFailure::new(Errno::INVAL, format!("it cannot be sent: {error}"));
         let mut text = serde_json::to_vec(line).map_err(not_sent)?;
         text.push(b'\n');
         self.out.write_all(&text).map_err(lost)
@@ -320,7 +320,7 @@ impl Walk<'_, '_> {
         let shared: HashSet<Logical> =
             extents.into_iter().zip(shared).filter(|(_, shared)| *shared).map(|((bytenr, _), _)| bytenr).collect();
         let mut ranges = BTreeMap::new();
-        for Use { file, len_bytes, at, extent } in uses {
+        for FileExtentUse { file, len_bytes, at, extent } in uses {
             let Some(file) = self.pending.get_mut(file) else { continue };
             file.total = file.total.saturating_add(len_bytes);
             if shared.contains(&extent.0) {
@@ -330,16 +330,18 @@ impl Walk<'_, '_> {
             }
         }
         if !ranges.is_empty() {
-            self.write(&Line::Shared(ranges.into_iter().collect()))?;
+            self.write(&UsageLine::Shared(ranges.into_iter().collect()))?;
         }
         Ok(())
     }
 }
 
-fn lost(error: io::Error) -> Failure {
+fn lost(error: io::Error) -> CommandFailure {
     match error.kind() {
-        io::ErrorKind::BrokenPipe => Failure::new(Errno::PIPE, "the reader of the count closed it before its end"),
-        _ => Failure::from(Error::Output(error)),
+        io::ErrorKind::BrokenPipe => {
+            CommandFailure::new(Errno::PIPE, "the reader of the count closed it before its end")
+        }
+        _ => CommandFailure::from(Error::Output(error)),
     }
 }
 
@@ -417,12 +419,12 @@ mod tests {
         paths
     }
 
-    fn line(depth: u32, name: &str, total: u64, link: Option<(u64, u64)>) -> Line {
-        Line::Entry { depth, name: name.as_bytes().to_vec(), total, exclusive: total, link }
+    fn line(depth: u32, name: &str, total: u64, link: Option<(u64, u64)>) -> UsageLine {
+        UsageLine::Entry { depth, name: name.as_bytes().to_vec(), total, exclusive: total, link }
     }
 
-    fn stream(lines: &[Line]) -> Vec<u8> {
-        let text = |line: &Line| [serde_json::to_vec(line).unwrap(), vec![b'\n']].concat();
+    fn stream(lines: &[UsageLine]) -> Vec<u8> {
+        let text = |line: &UsageLine| [serde_json::to_vec(line).unwrap(), vec![b'\n']].concat();
         lines.iter().flat_map(text).collect()
     }
 
@@ -450,9 +452,9 @@ mod tests {
         let lines = [
             line(0, "", 0, None),
             line(1, "a", 10, link),
-            Line::Shared(vec![(0, 10), (30, 40)]),
+            UsageLine::Shared(vec![(0, 10), (30, 40)]),
             line(1, "b", 10, link),
-            Line::Shared(vec![(5, 15)]),
+            UsageLine::Shared(vec![(5, 15)]),
             line(1, "c", 1, Some((256, 257))),
         ];
         let usage = collect(&stream(&lines)[..], true).unwrap();

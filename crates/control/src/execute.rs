@@ -11,12 +11,12 @@ use ubtrfs_format::print::escaped;
 use ubtrfs_fs::{Fs, InodeId};
 use ubtrfs_transaction::Job;
 
-use crate::caller::{Caller, permit};
-use crate::failure::{Failure, Result};
+use crate::caller::{CommandCaller, permit};
+use crate::failure::{CommandFailure, Result};
 use crate::message::{Request, Response};
 use crate::open_image::ImageId;
 use crate::process::ProcessFile;
-use crate::stream::Stream;
+use crate::stream::CommandStream;
 use crate::{
     balance, defragment, device, disk_usage, file, filesystem, join, quota, receive, replace, resolve, scrub, search,
     send, subvolume,
@@ -96,7 +96,7 @@ pub trait Host: Send + Sync {
 
     /// Finds the file that a client has open, as /proc shows it.
     fn file_of_process(&self, _file: ProcessFile) -> Result<OpenFile> {
-        Err(Failure::new(Errno::PERM, "only root and the user who opened the image may do this"))
+        Err(CommandFailure::new(Errno::PERM, "only root and the user who opened the image may do this"))
     }
 
     /// Called before a command that changes something.
@@ -149,7 +149,7 @@ pub trait Host: Send + Sync {
 /// Opens a device that is to join the filesystem, as [`Host::open_device`] does.
 pub fn open_device(path: &Path, id: ImageId, force: bool) -> Result<Arc<dyn Device>> {
     let shown = escaped(path.as_os_str().as_encoded_bytes());
-    let cannot = |text: String| Failure::new(Errno::INVAL, text);
+    let cannot = |text: String| CommandFailure::new(Errno::INVAL, text);
     let device = FileDevice::open(path, Access::ReadWrite).map_err(|error| match error {
         OpenError::OpenHere { .. } => cannot(format!("{shown} is a device of this filesystem already")),
         error => cannot(error.to_string()),
@@ -165,7 +165,10 @@ pub fn open_device(path: &Path, id: ImageId, force: bool) -> Result<Arc<dyn Devi
         && ubtrfs_transaction::detect(&device).is_ok_and(|found| found.is_none())
         && has_content()?
     {
-        return Err(Failure::new(Errno::EXIST, format!("{shown} is a file with content; to overwrite it, use -f")));
+        return Err(CommandFailure::new(
+            Errno::EXIST,
+            format!("{shown} is a file with content; to overwrite it, use -f"),
+        ));
     }
     Ok(Arc::new(device))
 }
@@ -180,36 +183,39 @@ impl Host for PlainHost {
     }
 
     fn file(&self, _file: BorrowedFd<'_>) -> Result<OpenFile> {
-        Err(Failure::new(Errno::BADF, "an image cannot be used with descriptors of other programs"))
+        Err(CommandFailure::new(Errno::BADF, "an image cannot be used with descriptors of other programs"))
     }
 }
 
 /// Everything that a command works with.
-pub struct Context<'c> {
+pub struct CommandContext<'c> {
     /// The filesystem.
     pub fs: &'c Fs,
     /// The mount, or [`PlainHost`] for an image.
     pub host: &'c dyn Host,
     /// The user who runs the command.
-    pub caller: &'c Caller,
+    pub caller: &'c CommandCaller,
     /// The files that came with the request.
     pub files: &'c [OpenFile],
     /// The stream that the command reads or writes.
-    pub stream: Option<Stream<'c>>,
+    pub stream: Option<CommandStream<'c>>,
     /// Reports progress and tells whether the command was cancelled.
     pub job: &'c Job,
 }
 
-impl std::fmt::Debug for Context<'_> {
+impl std::fmt::Debug for CommandContext<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Context").field("caller", self.caller).field("files", &self.files).finish_non_exhaustive()
+        f.debug_struct("CommandContext")
+            .field("caller", self.caller)
+            .field("files", &self.files)
+            .finish_non_exhaustive()
     }
 }
 
-impl Context<'_> {
+impl CommandContext<'_> {
     /// A file of the request.
     pub fn file(&self, nr: FileNr) -> Result<OpenFile> {
-        let missing = || Failure::new(Errno::BADF, format!("the request lacks its file {nr}"));
+        let missing = || CommandFailure::new(Errno::BADF, format!("the request lacks its file {nr}"));
         self.files.get(usize::from(nr)).copied().ok_or_else(missing)
     }
 
@@ -235,17 +241,17 @@ impl Context<'_> {
 }
 
 /// Executes a request if its caller has the rights. As on Linux, nothing changes through a read-only mount.
-pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+pub fn execute(context: &CommandContext<'_>, request: Request) -> Result<Response> {
     if context.host.may_map_owners() && !context.is_admin() {
         let text = "this mount has the option idmap, so only root and the user who mounted it may run commands";
-        return Err(Failure::new(Errno::OPNOTSUPP, text));
+        return Err(CommandFailure::new(Errno::OPNOTSUPP, text));
     }
     // A device that is added to a seed changes another filesystem.
     let makes_sprout = matches!(request, Request::Device(device::Request::Add(_))) && context.fs.is_seed();
     let is_refused =
         |(nr, file): (usize, &OpenFile)| file.is_read_only_mount && !makes_sprout && request.changes_through(nr);
     if context.files.iter().enumerate().any(is_refused) {
-        return Err(Failure::new(Errno::ROFS, "this mount of the filesystem is read-only; use a writable one"));
+        return Err(CommandFailure::new(Errno::ROFS, "this mount of the filesystem is read-only; use a writable one"));
     }
     if request.changes() {
         context.host.note_change();
@@ -267,7 +273,7 @@ pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
         Request::Resolve(request) => resolve::execute(context, request).map(Response::Resolve),
         Request::Join(request) => join::execute(context, request).map(Response::Join),
         Request::AwaitUnmount => {
-            Err(Failure::new(Errno::INVAL, "only the server of a mount can report the end of an unmount"))
+            Err(CommandFailure::new(Errno::INVAL, "only the server of a mount can report the end of an unmount"))
         }
     };
     done.map_err(|failure| failure.explained(context.fs))

@@ -1,16 +1,16 @@
-//! [`Failure`]: the error of a command, as sent to the client.
+//! [`CommandFailure`]: the error of a command, as sent to the client.
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_fs::{Error, Fs};
 
 /// Result of a command.
-pub type Result<T, E = Failure> = std::result::Result<T, E>;
+pub type Result<T, E = CommandFailure> = std::result::Result<T, E>;
 
 /// The error of a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{text}")]
-pub struct Failure {
+pub struct CommandFailure {
     /// The error number, which an ioctl returns.
     pub errno: i32,
     /// The reason, in one line.
@@ -20,7 +20,7 @@ pub struct Failure {
     pub has_advice: bool,
 }
 
-impl Failure {
+impl CommandFailure {
     /// A failure whose text says what to do.
     pub fn new(errno: Errno, text: impl Into<String>) -> Self {
         Self { errno: errno.raw_os_error(), text: text.into(), has_advice: true }
@@ -43,13 +43,13 @@ impl Failure {
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for CommandFailure {
     fn from(error: Error) -> Self {
         Self { errno: error.errno(), text: error.to_string(), has_advice: false }
     }
 }
 
-impl From<ubtrfs_error::Error> for Failure {
+impl From<ubtrfs_error::Error> for CommandFailure {
     fn from(error: ubtrfs_error::Error) -> Self {
         Error::from(error).into()
     }

@@ -21,8 +21,8 @@ use ubtrfs_format::print::escaped;
 use ubtrfs_fs::{Error, ExtentInfo, ExtentKind, InodeId, XattrFlags, mode};
 
 use crate::caller::permit;
-use crate::execute::{Context, FileNr, OpenFile};
-use crate::failure::{Failure, Result};
+use crate::execute::{CommandContext, FileNr, OpenFile};
+use crate::failure::{CommandFailure, Result};
 
 /// A command on the content of files. Offsets and lengths are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,7 +82,7 @@ pub enum Response {
     /// Extents in the order of their offsets.
     Extents {
         /// The extents of this page.
-        extents: Vec<Extent>,
+        extents: Vec<MappedExtent>,
         /// The offset where the next page starts; `None` after the last page.
         next: Option<u64>,
     },
@@ -97,13 +97,13 @@ pub enum Response {
 
 /// An extent of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Extent {
+pub struct MappedExtent {
     /// Offset in the file.
     pub offset: u64,
     /// Length in the file, in bytes.
     pub len: u64,
     /// The kind of the extent.
-    pub kind: Kind,
+    pub kind: MappedExtentKind,
     /// Logical address of the part of the extent that the file uses, or of the whole extent if it is compressed. 0 if
     /// the extent has no address.
     pub address: u64,
@@ -118,7 +118,7 @@ pub struct Extent {
 /// The kind of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum MappedExtentKind {
     /// Data.
     Data,
     /// Data inside metadata.
@@ -149,7 +149,7 @@ impl Request {
     }
 }
 
-pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<Response> {
     match request {
         Request::Extents { of, from } => extents(context, of, from),
         Request::Compression { of } => compression(context, of).map(Response::Compression),
@@ -159,20 +159,20 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     }
 }
 
-fn extents(context: &Context<'_>, of: FileNr, from: u64) -> Result<Response> {
+fn extents(context: &CommandContext<'_>, of: FileNr, from: u64) -> Result<Response> {
     let (found, next) = context.fs.extents_from(context.inode(of)?, from, PAGE)?;
     let shared = shared_among(context, &found)?;
     let extent = |info: ExtentInfo| {
         let is_compressed = info.compression != Default::default();
         let within = if is_compressed { 0 } else { info.extent_offset };
-        Some(Extent {
+        Some(MappedExtent {
             offset: info.offset,
             len: info.len_bytes,
             kind: match info.kind {
-                ExtentKind::Data => Kind::Data,
-                ExtentKind::Inline => Kind::Inline,
-                ExtentKind::Prealloc => Kind::Prealloc,
-                ExtentKind::Delalloc => Kind::Delalloc,
+                ExtentKind::Data => MappedExtentKind::Data,
+                ExtentKind::Inline => MappedExtentKind::Inline,
+                ExtentKind::Prealloc => MappedExtentKind::Prealloc,
+                ExtentKind::Delalloc => MappedExtentKind::Delalloc,
                 ExtentKind::Hole => return None,
             },
             address: if info.disk_bytenr.0 == 0 { 0 } else { info.disk_bytenr.0.saturating_add(within) },
@@ -180,13 +180,13 @@ fn extents(context: &Context<'_>, of: FileNr, from: u64) -> Result<Response> {
             is_shared: shared.contains(&info.disk_bytenr),
         })
     };
-    let mut extents: Vec<Extent> = found.into_iter().filter_map(extent).collect();
-    extents.sort_by_key(|extent| (extent.offset, extent.kind == Kind::Delalloc));
+    let mut extents: Vec<MappedExtent> = found.into_iter().filter_map(extent).collect();
+    extents.sort_by_key(|extent| (extent.offset, extent.kind == MappedExtentKind::Delalloc));
     Ok(Response::Extents { extents, next })
 }
 
 /// The addresses of the extents that are shared.
-fn shared_among(context: &Context<'_>, found: &[ExtentInfo]) -> Result<HashSet<Logical>> {
+fn shared_among(context: &CommandContext<'_>, found: &[ExtentInfo]) -> Result<HashSet<Logical>> {
     let on_disk = found.iter().filter(|info| info.disk_bytenr.0 != 0);
     let mut extents: Vec<_> = on_disk.map(|info| (info.disk_bytenr, info.disk_len_bytes)).collect();
     extents.sort_unstable();
@@ -195,10 +195,10 @@ fn shared_among(context: &Context<'_>, found: &[ExtentInfo]) -> Result<HashSet<L
     Ok(extents.into_iter().zip(shared).filter(|(_, is_shared)| *is_shared).map(|((at, _), _)| at).collect())
 }
 
-fn clone(context: &Context<'_>, ranges: Ranges) -> Result<Response> {
+fn clone(context: &CommandContext<'_>, ranges: Ranges) -> Result<Response> {
     let (source, target) = pair(context)?;
     if !target.is_writable {
-        return Err(Failure::new(Errno::BADF, "the target is not open for writing"));
+        return Err(CommandFailure::new(Errno::BADF, "the target is not open for writing"));
     }
     let Ranges { source: from, target: to, len } = ranges;
     let before = context.fs.getattr(target.id)?;
@@ -219,7 +219,7 @@ fn clone(context: &Context<'_>, ranges: Ranges) -> Result<Response> {
     Ok(Response::Done)
 }
 
-fn dedupe(context: &Context<'_>, ranges: Ranges) -> Result<bool> {
+fn dedupe(context: &CommandContext<'_>, ranges: Ranges) -> Result<bool> {
     let (source, target) = pair(context)?;
     let is_owner = || context.fs.getattr(target.id).is_ok_and(|attr| context.caller.is_owner_of(attr.uid));
     let may = target.is_writable || context.caller.is_admin() || is_owner();
@@ -231,7 +231,7 @@ fn dedupe(context: &Context<'_>, ranges: Ranges) -> Result<bool> {
     Ok(deduped?)
 }
 
-fn compression(context: &Context<'_>, of: FileNr) -> Result<Option<String>> {
+fn compression(context: &CommandContext<'_>, of: FileNr) -> Result<Option<String>> {
     match context.fs.getxattr(context.inode(of)?, COMPRESSION) {
         Ok(method) => Ok(Some(escaped(&method))),
         Err(Error::NoData) => Ok(None),
@@ -239,7 +239,7 @@ fn compression(context: &Context<'_>, of: FileNr) -> Result<Option<String>> {
     }
 }
 
-fn set_compression(context: &Context<'_>, of: FileNr, method: &[u8]) -> Result<()> {
+fn set_compression(context: &CommandContext<'_>, of: FileNr, method: &[u8]) -> Result<()> {
     let (id, caller) = (context.inode(of)?, context.caller);
     permit(caller.is_owner_of(context.fs.getattr(id)?.uid), "it belongs to another user")?;
     let done = match method {
@@ -255,17 +255,17 @@ fn set_compression(context: &Context<'_>, of: FileNr, method: &[u8]) -> Result<(
     Ok(())
 }
 
-fn pair(context: &Context<'_>) -> Result<(OpenFile, OpenFile)> {
+fn pair(context: &CommandContext<'_>) -> Result<(OpenFile, OpenFile)> {
     let (source, target) = (context.file(0)?, context.file(1)?);
     if !source.is_readable {
-        return Err(Failure::new(Errno::BADF, "the source is not open for reading"));
+        return Err(CommandFailure::new(Errno::BADF, "the source is not open for reading"));
     }
     Ok((source, target))
 }
 
 /// Removes the capabilities of a file that the caller changed, and clears its set-user-id and set-group-id bits, as a
 /// write does.
-fn drop_privileges(context: &Context<'_>, id: InodeId) -> Result<()> {
+fn drop_privileges(context: &CommandContext<'_>, id: InodeId) -> Result<()> {
     const CAP_FSETID: u32 = 4;
     if context.fs.drop_capability(id)? {
         context.host.forget_attributes(id);

@@ -1,12 +1,12 @@
 //! Commands on the filesystem as a whole.
 //!
-//! | command     | needs                                                                                  |
-//! |-------------|----------------------------------------------------------------------------------------|
-//! | sync        | nothing but a file of the filesystem                                                   |
-//! | stats       | nothing but a file of the filesystem; only administrators see names of files           |
-//! | info, label, mount options | nothing but a file of the filesystem                                    |
-//! | usage       | nothing but a file of the filesystem; only administrators see what each device holds   |
-//! | set label, trim | the rights of an administrator ([`Context::require_admin`])                        |
+//! | command                    | needs                                                                                |
+//! |----------------------------|--------------------------------------------------------------------------------------|
+//! | sync                       | nothing but a file of the filesystem                                                 |
+//! | stats                      | nothing but a file of the filesystem; only administrators see names of files         |
+//! | info, label, mount options | nothing but a file of the filesystem                                                 |
+//! | usage                      | nothing but a file of the filesystem; only administrators see what each device holds |
+//! | set label, trim            | the rights of an administrator ([`CommandContext::require_admin`])                   |
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -14,8 +14,8 @@ use ubtrfs_format::superblock::Superblock;
 use ubtrfs_fs::SpaceUsage;
 use uuid::Uuid;
 
-use crate::execute::Context;
-use crate::failure::{Failure, Result};
+use crate::execute::CommandContext;
+use crate::failure::{CommandFailure, Result};
 
 /// A command on the filesystem.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,9 +59,9 @@ pub enum Response {
     /// Counters as text for Prometheus.
     Stats(String),
     /// Identity, features and sizes.
-    Info(Info),
+    Info(FilesystemInfo),
     /// How the space is used.
-    Usage(Usage),
+    Usage(FilesystemUsage),
     /// Mount options.
     MountOptions(Vec<String>),
 }
@@ -69,7 +69,7 @@ pub enum Response {
 /// Identity, features and sizes of a filesystem, as of the last commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the superblock")]
-pub struct Info {
+pub struct FilesystemInfo {
     pub fsid: Uuid,
     pub metadata_uuid: Uuid,
     #[serde(with = "crate::bytes")]
@@ -89,22 +89,22 @@ pub struct Info {
 
 /// How the space of a filesystem is used; the fields are those of [`SpaceUsage`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Usage {
+pub struct FilesystemUsage {
     /// Block groups by type and profile.
-    pub groups: Vec<Group>,
+    pub groups: Vec<BlockGroupTotals>,
     /// Size of the global reserve.
     pub global_reserve: u64,
     /// Bytes of the global reserve that are in use.
     pub global_reserve_used: u64,
     /// Devices in order of their ids.
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeviceInfo>,
     /// Bytes that `df` shows as available.
     pub available: u64,
 }
 
 /// All block groups of one type and profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Group {
+pub struct BlockGroupTotals {
     /// Bits of type and profile.
     pub flags: u64,
     /// Logical bytes.
@@ -115,7 +115,7 @@ pub struct Group {
 
 /// A device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Device {
+pub struct DeviceInfo {
     /// The device id.
     pub devid: u64,
     /// The device UUID.
@@ -150,7 +150,7 @@ impl Request {
     }
 }
 
-pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<Response> {
     match request {
         Request::Sync => {
             context.host.sync(context.fs)?;
@@ -173,11 +173,11 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
             let sectorsize = context.fs.superblock().sectorsize;
             if len_bytes < sectorsize.into() {
                 let text = format!("the length to discard must be at least a sector of {sectorsize} bytes");
-                return Err(Failure::new(Errno::INVAL, text));
+                return Err(CommandFailure::new(Errno::INVAL, text));
             }
             // Linux refuses this start, and takes any other.
             if start == u64::MAX {
-                return Err(Failure::new(Errno::INVAL, "the start of the range is the largest number"));
+                return Err(CommandFailure::new(Errno::INVAL, "the start of the range is the largest number"));
             }
             let range = start..start.saturating_add(len_bytes);
             Ok(Response::Trimmed(context.fs.trim(&range, min_bytes, context.job)?))
@@ -185,13 +185,13 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     }
 }
 
-fn info(context: &Context<'_>) -> Info {
+fn info(context: &CommandContext<'_>) -> FilesystemInfo {
     let superblock = context.fs.superblock();
     let max_devid = context.fs.space_usage().devices.last().map_or(0, |device| device.devid.0);
-    Info::of(&superblock, max_devid)
+    FilesystemInfo::of(&superblock, max_devid)
 }
 
-impl Info {
+impl FilesystemInfo {
     /// What a superblock says.
     pub fn of(superblock: &Superblock, max_devid: u64) -> Self {
         let csum_size = superblock.csum_type().map_or(0, |csum| csum.size());
@@ -214,11 +214,11 @@ impl Info {
     }
 }
 
-fn usage(context: &Context<'_>) -> Result<Usage> {
+fn usage(context: &CommandContext<'_>) -> Result<FilesystemUsage> {
     let SpaceUsage { groups, global_reserve, devices } = context.fs.space_usage();
     let sees_all = context.require_admin().is_ok();
     let stat = context.fs.statfs()?;
-    let device = |device: ubtrfs_fs::DeviceUsage| Device {
+    let device = |device: ubtrfs_fs::DeviceUsage| DeviceInfo {
         devid: device.devid.0,
         uuid: device.uuid,
         path: device.path,
@@ -229,10 +229,10 @@ fn usage(context: &Context<'_>) -> Result<Usage> {
         allocated: device.allocated,
         groups: sees_all.then(|| device.groups.into_iter().map(|(flags, bytes)| (flags.bits(), bytes)).collect()),
     };
-    Ok(Usage {
+    Ok(FilesystemUsage {
         groups: groups
             .into_iter()
-            .map(|group| Group { flags: group.flags.bits(), total: group.total, used: group.used })
+            .map(|group| BlockGroupTotals { flags: group.flags.bits(), total: group.total, used: group.used })
             .collect(),
         global_reserve: global_reserve.0,
         global_reserve_used: global_reserve.1,

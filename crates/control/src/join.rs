@@ -1,8 +1,8 @@
 //! Further mounts of a filesystem that a server has mounted already.
 //!
-//! | command            | needs                                                     |
-//! |--------------------|-----------------------------------------------------------|
-//! | all                | the rights of an administrator ([`Context::require_admin`]) |
+//! | command | needs                                                              |
+//! |---------|--------------------------------------------------------------------|
+//! | all     | the rights of an administrator ([`CommandContext::require_admin`]) |
 //!
 //! The command `ubtrfs mount` makes such a mount itself: the server may be confined, and then cannot mount. The server says
 //! which subvolume is wanted and where it lies, and remembers the new mount:
@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use ubtrfs_format::RootId;
 use ubtrfs_fs::MountOptions;
 
-use crate::execute::Context;
-use crate::failure::{Failure, Result};
+use crate::execute::CommandContext;
+use crate::failure::{CommandFailure, Result};
 use crate::resolve::PathBytes;
 
 /// A command on the mounts of a filesystem.
@@ -53,14 +53,14 @@ pub enum Response {
     /// The command succeeded.
     Done,
     /// The subvolume to mount.
-    Found(Found),
+    Found(SubvolumeToMount),
     /// Numbers of mounts.
     Mounts(Vec<u64>),
 }
 
 /// A subvolume to mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Found {
+pub struct SubvolumeToMount {
     /// The path of the subvolume from the top level, empty for the top level.
     #[serde(with = "crate::bytes")]
     pub path: Vec<u8>,
@@ -77,7 +77,7 @@ impl Request {
     }
 }
 
-pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<Response> {
     context.require_admin()?;
     match request {
         Request::Find { subvol, subvolid } => find(context, subvol.map(|path| path.0), subvolid).map(Response::Found),
@@ -89,17 +89,18 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     }
 }
 
-fn find(context: &Context<'_>, subvol: Option<Vec<u8>>, subvolid: Option<u64>) -> Result<Found> {
+fn find(context: &CommandContext<'_>, subvol: Option<Vec<u8>>, subvolid: Option<u64>) -> Result<SubvolumeToMount> {
     let (fs, host) = (context.fs, context.host);
-    let st_ino =
-        |id| host.st_ino(id).ok_or_else(|| Failure::new(Errno::INVAL, "an image that is not mounted has no mounts"));
+    let st_ino = |id| {
+        host.st_ino(id).ok_or_else(|| CommandFailure::new(Errno::INVAL, "an image that is not mounted has no mounts"))
+    };
     if !fs.shows_top_level() {
         let text = "its server shows one subvolume only; unmount it, and mount it as root on a kernel with fsopen(2)";
-        return Err(Failure::new(Errno::BUSY, text));
+        return Err(CommandFailure::new(Errno::BUSY, text));
     }
     let options = MountOptions { subvol, subvolid: subvolid.map(RootId), ..MountOptions::default() };
     let root = fs.selected_root(&options)?;
-    let missing = |_| Failure::new(Errno::NOENT, format!("no path leads to subvolume {}", root.root));
+    let missing = |_| CommandFailure::new(Errno::NOENT, format!("no path leads to subvolume {}", root.root));
     let path = if root.root == RootId::FS_TREE { Vec::new() } else { fs.path_of(root).map_err(missing)? };
-    Ok(Found { path, st_ino: st_ino(root)?, read_only: fs.read_only() })
+    Ok(SubvolumeToMount { path, st_ino: st_ino(root)?, read_only: fs.read_only() })
 }

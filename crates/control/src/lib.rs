@@ -12,7 +12,7 @@
 //!
 //! | module       | contents                                                                |
 //! |--------------|-------------------------------------------------------------------------|
-//! | `execute`    | [`execute`], and the [`Context`] that a command gets                    |
+//! | `execute`    | [`execute`], and the [`CommandContext`] that a command gets             |
 //! | `subvolume`, `filesystem`, `device`, `balance`, `scrub`, `defragment`, `disk_usage`, `search`, `file`, `quota`, `receive`, `send`, `resolve`, `join` | the commands, each module with a table of its permission rules |
 //! | `caller`     | the user who runs a command, and their rights                           |
 //! | `access`     | whether a caller may list, search or change a directory                 |
@@ -36,21 +36,22 @@
 //!    variant for the module in [`Request`] and [`Response`]. A request names the files that it works on by their index
 //!    ([`FileNr`]) among the files sent with it, never by path.
 //! 2. Add a line to the table of permissions at the head of the module, and a function that first checks this
-//!    permission and then makes one call of `fs`. The function takes a [`Context`]; long work passes `context.job` down
-//!    and calls [`Job::check`](ubtrfs_transaction::Job::check) between its steps.
+//!    permission and then makes one call of `fs`. The function takes a [`CommandContext`]; long work passes
+//!    `context.job` down and calls [`Job::check`](ubtrfs_transaction::Job::check) between its steps.
 //! 3. Add an arm to the module's `execute`. For a new kind of command, also answer [`Request::is_long`] (it runs long
 //!    and shows progress), [`Request::ends_with_client`] (it stops when its client goes away) and [`Request::changes`]
 //!    (it may change the filesystem).
 //! 4. In the command line, open a [`Channel`], open the files with [`Channel::open`], and call [`Channel::call`].
-//! 5. Bound the memory of the request: any user can run [`Server`]'s commands in parallel, and memory use has to stay
-//!    within `--memory`. An answer holds at most about a quarter of a MiB. A longer list is answered in pages, or written
-//!    to a stream while it is made. `cli/tests/it/worst_requests.rs` sends every request in its worst form: add yours.
+//! 5. Bound the memory of the request: any user can run [`ControlServer`]'s commands in parallel, and memory use has to
+//!    stay within `--memory`. An answer holds at most about a quarter of a MiB. A longer list is answered in pages, or
+//!    written to a stream while it is made. `cli/tests/it/worst_requests.rs` sends every request in its worst form: add
+//!    yours.
 //! 6. Add tests: a line for each permission in `tests/it/permissions.rs`, and a run on a mount and on an image that must
 //!    give equal output.
 //!
 //! For a command that reads or writes a stream, [`Request::stream`] tells the direction. The client calls
 //! [`Channel::call_with_input`] or [`Channel::call_with_output`], which copy between the stream and the connection. The
-//! command finds the stream in [`Context::stream`].
+//! command finds the stream in [`CommandContext::stream`].
 //!
 //! Fields that are added to a request later need `#[serde(default)]`, because older clients do not send them. An older
 //! server refuses fields and commands that it does not know and names them in the error.
@@ -93,13 +94,13 @@ pub mod subvolume;
 mod wire;
 
 pub use byte_queue::ByteQueue;
-pub use caller::Caller;
+pub use caller::CommandCaller;
 pub use client::{
     Channel, ConnectError, CreatedFile, MountChannel, OpenedFile, await_unmount, connect_to_unmount,
     connect_to_unmount_within, unexpected,
 };
-pub use execute::{Context, FileNr, Host, OpenFile, PlainHost, execute, open_device};
-pub use failure::{Failure, Result};
+pub use execute::{CommandContext, FileNr, Host, OpenFile, PlainHost, execute, open_device};
+pub use failure::{CommandFailure, Result};
 pub use message::{Direction, Request, Response};
 #[doc(hidden)]
 pub use mount_file::unchecked_mount_file;
@@ -107,8 +108,8 @@ pub use mount_file::{InMountOfOther, MountFile, Way, find_file, open_image, reop
 pub use open_image::{ImageId, ImageWork, OpenImage};
 pub use peer::Peers;
 pub use process::{FileId, LocalProcesses, ProcessFile, Processes, is_of_user, stopped_process};
-pub use server::{Canceller, Server};
-pub use stream::Stream;
+pub use server::{Canceller, ControlServer};
+pub use stream::CommandStream;
 
 /// The extended attribute, on every file of a mount, that holds the name of the control socket. This is the only
 /// attribute that the server adds; all other information comes through the socket.

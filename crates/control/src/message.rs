@@ -21,7 +21,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::failure::{Failure, Result};
+use crate::failure::{CommandFailure, Result};
 use crate::{
     balance, defragment, device, disk_usage, file, filesystem, join, quota, receive, replace, resolve, scrub, search,
     send, subvolume,
@@ -188,7 +188,7 @@ pub enum Response {
 
 /// The progress of a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Progress {
+pub(crate) struct ProgressMessage {
     pub(crate) done: u64,
     pub(crate) total: u64,
     #[serde(default)]
@@ -198,16 +198,16 @@ pub(crate) struct Progress {
 /// A message of the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Answer {
-    Progress(Progress),
+pub(crate) enum ServerMessage {
+    Progress(ProgressMessage),
     /// The client may send the stream of its command.
     Ready,
     Done(Box<Response>),
-    Failed(Failure),
+    Failed(CommandFailure),
 }
 
 #[derive(Serialize)]
-struct Outgoing<'r> {
+struct OutgoingRequest<'r> {
     version: u32,
     /// The program and its version, for error messages about versions.
     program: &'static str,
@@ -236,18 +236,24 @@ const PROGRAM: &str = concat!("ubtrfs ", env!("CARGO_PKG_VERSION"));
 /// Encodes a request that comes with these files.
 pub(crate) fn encode_request(request: &Request, files: &[BorrowedFd<'_>]) -> Result<Vec<u8>> {
     let files = files.iter().map(AsRawFd::as_raw_fd).collect();
-    to_json(&Outgoing { version: VERSION, program: PROGRAM, streams: request.stream().is_some(), files, request })
+    to_json(&OutgoingRequest {
+        version: VERSION,
+        program: PROGRAM,
+        streams: request.stream().is_some(),
+        files,
+        request,
+    })
 }
 
 /// Decodes a request (M1), and the numbers of the client's files.
 pub(crate) fn decode_request(frame: &[u8]) -> Result<(Request, Vec<u32>)> {
     let incoming: Incoming = serde_json::from_slice(frame).map_err(|_| {
-        Failure::new(Errno::PROTO, "the server does not understand the message; use ubtrfs to send commands")
+        CommandFailure::new(Errno::PROTO, "the server does not understand the message; use ubtrfs to send commands")
     })?;
     if incoming.version != VERSION {
         let Incoming { version, program, .. } = incoming;
         let program: String = program.chars().filter(|c| !c.is_control()).take(40).collect();
-        return Err(Failure::new(
+        return Err(CommandFailure::new(
             Errno::PROTONOSUPPORT,
             format!(
                 "the mount's server ({PROGRAM}) takes commands of version {VERSION}, not {version} ({program}); \
@@ -257,7 +263,7 @@ pub(crate) fn decode_request(frame: &[u8]) -> Result<(Request, Vec<u32>)> {
     }
     let request: Request = serde_json::from_value(incoming.request).map_err(|error| {
         let error = error.to_string().lines().next().unwrap_or_default().chars().take(200).collect::<String>();
-        Failure::new(
+        CommandFailure::new(
             Errno::OPNOTSUPP,
             format!("the mount's server ({PROGRAM}) does not know this command ({error}); unmount and mount it with the newer ubtrfs"),
         )
@@ -267,26 +273,27 @@ pub(crate) fn decode_request(frame: &[u8]) -> Result<(Request, Vec<u32>)> {
         let text = format!(
             "the mount's server ({PROGRAM}) sends and receives streams in another way; use the ubtrfs that mounted it"
         );
-        return Err(Failure::new(Errno::PROTONOSUPPORT, text));
+        return Err(CommandFailure::new(Errno::PROTONOSUPPORT, text));
     }
     Ok((request, incoming.files))
 }
 
-pub(crate) fn encode_answer(answer: &Answer) -> Result<Vec<u8>> {
+pub(crate) fn encode_answer(answer: &ServerMessage) -> Result<Vec<u8>> {
     to_json(answer)
 }
 
-pub(crate) fn decode_answer(frame: &[u8]) -> Result<Answer> {
+pub(crate) fn decode_answer(frame: &[u8]) -> Result<ServerMessage> {
     serde_json::from_slice(frame).map_err(|_| {
         let text = format!(
             "{PROGRAM} does not understand the answer of the mount's server; use the ubtrfs that mounted it, or mount it again"
         );
-        Failure::new(Errno::PROTO, text)
+        CommandFailure::new(Errno::PROTO, text)
     })
 }
 
 fn to_json(message: &impl Serialize) -> Result<Vec<u8>> {
-    serde_json::to_vec(message).map_err(|error| Failure::new(Errno::INVAL, format!("it cannot be sent: {error}")))
+    serde_json::to_vec(message)
+        .map_err(|error| CommandFailure::new(Errno::INVAL, format!("it cannot be sent: {error}")))
 }
 
 #[cfg(test)]

@@ -39,14 +39,14 @@ impl AsFd for MountFile {
 
 /// What commands do with the content of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
+pub(crate) enum ContentAccess {
     /// They read it.
     Read,
     /// They change it.
     Write,
 }
 
-impl Access {
+impl ContentAccess {
     fn flags(self) -> OFlags {
         match self {
             Self::Read => OFlags::RDONLY,
@@ -79,12 +79,12 @@ impl MountId {
     ///
     /// # Errors
     /// `EXDEV` if the file is not in this mount; `EINVAL` if it is neither a regular file nor a directory.
-    pub(crate) fn open(self, path: &Path, access: Access) -> io::Result<MountFile> {
+    pub(crate) fn open(self, path: &Path, access: ContentAccess) -> io::Result<MountFile> {
         self.open_found(&find(CWD, path.as_os_str(), OFlags::empty())?, access)
     }
 
     /// Opens a file that [`find`] found.
-    pub(crate) fn open_found(self, found: &OwnedFd, access: Access) -> io::Result<MountFile> {
+    pub(crate) fn open_found(self, found: &OwnedFd, access: ContentAccess) -> io::Result<MountFile> {
         self.check(found)?;
         let file = again(found, access.flags())?;
         // Holds unless /proc is not what it seems to be.
@@ -99,7 +99,7 @@ impl MountId {
     pub(crate) fn create(self, dir: &Path, name: &OsStr, mode: u32) -> io::Result<(NewMountFile, MountFile)> {
         let dir = find(CWD, dir.as_os_str(), OFlags::DIRECTORY)?;
         self.check(&dir)?;
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | Access::Write.flags() | FLAGS;
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | ContentAccess::Write.flags() | FLAGS;
         let file = openat(&dir, name, flags, Mode::from_raw_mode(mode))?;
         // A filesystem may have been mounted on the name by now.
         let ino = self.check(&file)?.st_ino;
@@ -331,12 +331,12 @@ mod tests {
         rustix::fs::mknodat(CWD, dir.path().join("fifo"), FileType::Fifo, Mode::RWXU, 0).unwrap();
         let open = |name: &str, access| here.open(&dir.path().join(name), access);
         let flags = |file: MountFile| rustix::fs::fcntl_getfl(file).unwrap() & OFlags::RWMODE;
-        assert_eq!(flags(open("inside", Access::Read).unwrap()), OFlags::RDONLY);
-        assert_eq!(flags(open("file", Access::Write).unwrap()), OFlags::WRONLY);
-        assert_eq!(flags(open(".", Access::Read).unwrap()), OFlags::RDONLY);
-        assert_eq!(errno(open("outside", Access::Read)), Errno::XDEV);
-        assert_eq!(errno(open("fifo", Access::Write)), Errno::INVAL);
-        assert_eq!(errno(open("nothing", Access::Read)), Errno::NOENT);
+        assert_eq!(flags(open("inside", ContentAccess::Read).unwrap()), OFlags::RDONLY);
+        assert_eq!(flags(open("file", ContentAccess::Write).unwrap()), OFlags::WRONLY);
+        assert_eq!(flags(open(".", ContentAccess::Read).unwrap()), OFlags::RDONLY);
+        assert_eq!(errno(open("outside", ContentAccess::Read)), Errno::XDEV);
+        assert_eq!(errno(open("fifo", ContentAccess::Write)), Errno::INVAL);
+        assert_eq!(errno(open("nothing", ContentAccess::Read)), Errno::NOENT);
         assert!(!here.is_fuse());
     }
 

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use ubtrfs_fs::{Fs, InodeId};
 
 use crate::execute::{Host, OpenFile};
-use crate::failure::{Failure, Result};
+use crate::failure::{CommandFailure, Result};
 use crate::mount_file::{MountFile, open_image_to_send};
 use crate::peer::Peers;
 
@@ -153,7 +153,7 @@ impl Host for OpenImage {
 
     /// The image stands for its root directory.
     fn file(&self, file: BorrowedFd<'_>) -> Result<OpenFile> {
-        let wrong = || Failure::new(Errno::BADF, "the command must come with a descriptor of the image");
+        let wrong = || CommandFailure::new(Errno::BADF, "the command must come with a descriptor of the image");
         let flags = fcntl_getfl(file).map_err(|_| wrong())?;
         if flags.contains(OFlags::PATH) || ImageId::of(file).map_err(|_| wrong())? != self.id {
             return Err(wrong());

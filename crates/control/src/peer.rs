@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::io::Errno;
 
-use crate::failure::{Failure, Result};
+use crate::failure::{CommandFailure, Result};
 use crate::process::{LocalProcesses, mount_maker};
 
 /// The users whose processes may answer (A1).
@@ -47,12 +47,12 @@ impl Peers {
 
     /// Fails if another user made the socket at the other end.
     pub(crate) fn check(&self, stream: &UnixStream) -> Result<()> {
-        let failed = |error: io::Error| Failure::new(Errno::PERM, format!("its server is not known: {error}"));
+        let failed = |error: io::Error| CommandFailure::new(Errno::PERM, format!("its server is not known: {error}"));
         let peer = getsockopt(stream, PeerCredentials).map_err(|errno| failed(errno.into()))?.uid();
         if self.users.contains(&peer) {
             return Ok(());
         }
-        Err(Failure::new(
+        Err(CommandFailure::new(
             Errno::PERM,
             format!(
                 "the process that answers for it belongs to user {peer}, who did not mount it, and was sent nothing; in the \

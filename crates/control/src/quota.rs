@@ -2,7 +2,7 @@
 //!
 //! | command | needs                                                              |
 //! |---------|--------------------------------------------------------------------|
-//! | all     | the rights of an administrator ([`Context::require_admin`])        |
+//! | all     | the rights of an administrator ([`CommandContext::require_admin`]) |
 //!
 //! Groups are named by their 64-bit ids: the level in the upper 16 bits, and the number within the level (on level 0,
 //! the subvolume's id) in the lower 48 bits.
@@ -11,8 +11,8 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_fs::{InodeId, QgroupId, QgroupInfo, QuotaKind};
 
-use crate::execute::{Context, FileNr};
-use crate::failure::{Failure, Result};
+use crate::execute::{CommandContext, FileNr};
+use crate::failure::{CommandFailure, Result};
 
 /// A command on quotas.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,9 +94,9 @@ pub enum Response {
     /// The command succeeded.
     Done,
     /// The state of quotas; `None` if quotas are off.
-    Status(Option<Status>),
+    Status(Option<QuotaStatusMessage>),
     /// Groups in order of id; empty after the last group.
-    Groups(Vec<Group>),
+    Groups(Vec<QuotaGroup>),
     /// Whether the numbers of the higher groups are wrong until a rescan.
     NeedsRescan(bool),
     /// The number of groups that were removed.
@@ -105,7 +105,7 @@ pub enum Response {
 
 /// The state of quotas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status {
+pub struct QuotaStatusMessage {
     /// Whether the byte counts of the groups are reliable. After some changes they are wrong until a rescan.
     pub consistent: bool,
     /// The first address that a running rescan has not counted yet; `None` if no rescan is running.
@@ -117,7 +117,7 @@ pub struct Status {
 /// A group as sent to the client. The fields are those of [`QgroupInfo`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "QgroupInfo documents the fields")]
-pub struct Group {
+pub struct QuotaGroup {
     pub id: u64,
     pub referenced: u64,
     pub exclusive: u64,
@@ -127,7 +127,7 @@ pub struct Group {
     pub members: Vec<u64>,
 }
 
-impl From<QgroupInfo> for Group {
+impl From<QgroupInfo> for QuotaGroup {
     fn from(info: QgroupInfo) -> Self {
         let ids = |ids: Vec<QgroupId>| ids.into_iter().map(|id| id.0).collect();
         Self {
@@ -164,7 +164,7 @@ impl Request {
     }
 }
 
-pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<Response> {
     context.require_admin()?;
     let fs = context.fs;
     let done = |()| Response::Done;
@@ -174,7 +174,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
         Request::Disable => fs.disable_quotas().map(done)?,
         Request::Status => {
             let status = fs.quota_status();
-            Response::Status(status.map(|status| Status {
+            Response::Status(status.map(|status| QuotaStatusMessage {
                 consistent: status.consistent,
                 rescan: status.rescan,
                 simple: status.simple,
@@ -184,7 +184,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
         Request::RescanWait => fs.wait_for_quota_rescan(context.job).map(done)?,
         Request::Groups { from } => {
             let groups = fs.qgroups_from(QgroupId(from), PAGE)?;
-            Response::Groups(groups.into_iter().map(Group::from).collect())
+            Response::Groups(groups.into_iter().map(QuotaGroup::from).collect())
         }
         Request::Create { id } => fs.create_qgroup(QgroupId(id)).map(done)?,
         Request::Destroy { id } => fs.destroy_qgroup(QgroupId(id)).map(done)?,
@@ -203,7 +203,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
                     // As btrfs-progs, this refuses the path of a file or directory in a subvolume.
                     if id != InodeId::root_of(id.root) {
                         let text = format!("it is not a subvolume, but a file or directory of subvolume {}", id.root);
-                        return Err(Failure::new(Errno::INVAL, text));
+                        return Err(CommandFailure::new(Errno::INVAL, text));
                     }
                     QgroupId::of_subvolume(id.root)
                 }

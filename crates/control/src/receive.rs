@@ -2,7 +2,7 @@
 //!
 //! | command | needs                                                                                                      |
 //! |---------|------------------------------------------------------------------------------------------------------------|
-//! | receive | the rights of an administrator ([`Context::require_admin`]), and write and search of the directory         |
+//! | receive | the rights of an administrator ([`CommandContext::require_admin`]), and write and search of the directory  |
 //!
 //! A stream makes files of any owner, device nodes, and set-user-id programs. So root may receive into every mount. An
 //! ordinary user may receive into their own mounts, which fusermount3 makes with nosuid and nodev, and into their own
@@ -24,9 +24,9 @@ use ubtrfs_fs::{ReceiveError, ReceiveOptions, ReceiveProblem, ReceivedSubvolume}
 use ubtrfs_stream::StreamProblem;
 
 use crate::access::may_change_names;
-use crate::execute::{Context, FileNr};
-use crate::failure::{Failure, Result};
-use crate::stream::Input;
+use crate::execute::{CommandContext, FileNr};
+use crate::failure::{CommandFailure, Result};
+use crate::stream::StreamInput;
 
 /// Receives the subvolumes of the stream that comes with the request. Progress counts bytes of the stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ pub struct Request {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Response {
     /// The subvolumes, in the order of the stream.
-    pub subvolumes: Vec<Subvolume>,
+    pub subvolumes: Vec<ReceivedDescription>,
     /// Commands applied.
     pub commands: u64,
     /// Bytes of the stream.
@@ -84,7 +84,7 @@ pub struct Response {
 
 /// A received subvolume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Subvolume {
+pub struct ReceivedDescription {
     /// The subvolume's id.
     pub id: u64,
     /// The subvolume's path below the directory that receives it.
@@ -98,12 +98,12 @@ pub struct Subvolume {
     pub nr_resumed: u64,
 }
 
-pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Response> {
+pub(crate) fn execute(context: &CommandContext<'_>, request: &Request) -> Result<Response> {
     context.require_admin()?;
     if context.host.keeps_sizes() {
         let text = "not supported in a mount with writeback_cache, where programs would not see files grow; mount without it, or \
                     receive into the unmounted image";
-        return Err(Failure { has_advice: true, ..Failure::new(Errno::OPNOTSUPP, text) });
+        return Err(CommandFailure { has_advice: true, ..CommandFailure::new(Errno::OPNOTSUPP, text) });
     }
     let (fs, dir) = (context.fs, context.inode(request.dir)?);
     may_change_names(fs, context.caller, dir)?;
@@ -120,7 +120,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
     };
     // Without a buffer, nothing after the first end command is read.
     let buffer_bytes = if request.only_first { 0 } else { INPUT_BYTES };
-    let input = BufReader::with_capacity(buffer_bytes, Input::of(context, move || ended.load(Ordering::SeqCst))?);
+    let input = BufReader::with_capacity(buffer_bytes, StreamInput::of(context, move || ended.load(Ordering::SeqCst))?);
     let mut begun: Vec<ReceivedSubvolume> = Vec::new();
     let done = fs.receive(dir, input, &options, context.job, &mut |made| {
         context.job.set_step(escaped(&made.path).chars().take(STEP_CHARS).collect::<String>());
@@ -132,7 +132,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
         forget(context, made);
     }
     let report = done.map_err(|error| failure_of(&error))?;
-    let subvolume = |made: ReceivedSubvolume| Subvolume {
+    let subvolume = |made: ReceivedSubvolume| ReceivedDescription {
         id: made.id.0,
         path: made.path,
         uuid: made.uuid.to_string(),
@@ -155,7 +155,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
 }
 
 /// Makes the kernel forget the names and data of a received subvolume (V2).
-fn forget(context: &Context<'_>, made: &ReceivedSubvolume) {
+fn forget(context: &CommandContext<'_>, made: &ReceivedSubvolume) {
     for (dir, name) in context.fs.used_names_of(made.id) {
         context.host.forget_name(dir, &name, None);
     }
@@ -169,7 +169,7 @@ fn name_of(made: &ReceivedSubvolume) -> &[u8] {
     made.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 
-fn failure_of(error: &ReceiveError) -> Failure {
+fn failure_of(error: &ReceiveError) -> CommandFailure {
     let errno = match &*error.problem {
         ReceiveProblem::Fs(error) => Errno::from_raw_os_error(error.errno()),
         ReceiveProblem::Stream(StreamProblem::Io(error)) => Errno::from_io_error(error).unwrap_or(Errno::IO),
@@ -185,7 +185,7 @@ fn failure_of(error: &ReceiveError) -> Failure {
         ReceiveProblem::NotSupported(_) => Errno::OPNOTSUPP,
     };
     let has_advice = !matches!(*error.problem, ReceiveProblem::Fs(_));
-    Failure { errno: errno.raw_os_error(), text: error.to_string(), has_advice }
+    CommandFailure { errno: errno.raw_os_error(), text: error.to_string(), has_advice }
 }
 
 const INPUT_BYTES: usize = 256 << 10;

@@ -23,13 +23,13 @@ use ubtrfs_stream::{CommandKind, FrameReader};
 use ubtrfs_transaction::Job;
 
 use crate::byte_queue::{ByteQueue, PAUSE, Taken};
-use crate::failure::{Failure, Result};
+use crate::failure::{CommandFailure, Result};
 use crate::message::Response;
-use crate::wire::{Outgoing, STREAM_PIECE, Wire};
+use crate::wire::{OutgoingFrame, STREAM_PIECE, Wire};
 
 /// The client's side of a command's stream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Side<'s> {
+pub(crate) enum ClientSide<'s> {
     /// The command has no stream.
     None,
     /// The command reads this.
@@ -47,7 +47,7 @@ pub(crate) enum Heard<'h> {
     Bytes(&'h [u8]),
 }
 
-impl Side<'_> {
+impl ClientSide<'_> {
     /// Whether the command reads an input that delivers nothing at the moment.
     pub(crate) fn waits_for_input(self) -> bool {
         matches!(self, Self::Input(feeder) if feeder.waits_for_input.load(Ordering::Relaxed))
@@ -139,14 +139,14 @@ fn finish(copied: thread::Result<io::Result<()>>, called: Result<Response>, verb
         Ok(Ok(())) => called,
         Ok(Err(error)) => {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            Err(Failure::new(errno, format!("cannot {verb} the stream: {error}")))
+            Err(CommandFailure::new(errno, format!("cannot {verb} the stream: {error}")))
         }
-        Err(_) => Err(Failure::new(Errno::IO, "the relay of the stream failed: this is a bug of ubtrfs")),
+        Err(_) => Err(CommandFailure::new(Errno::IO, "the relay of the stream failed: this is a bug of ubtrfs")),
     }
 }
 
-fn no_pipe(error: io::Error) -> Failure {
-    Failure::new(Errno::from_io_error(&error).unwrap_or(Errno::IO), format!("cannot copy the stream: {error}"))
+fn no_pipe(error: io::Error) -> CommandFailure {
+    CommandFailure::new(Errno::from_io_error(&error).unwrap_or(Errno::IO), format!("cannot copy the stream: {error}"))
 }
 
 /// Sends an input to a server.
@@ -164,9 +164,9 @@ pub(crate) struct Feeder {
 impl Feeder {
     /// Copies the input to the server until the input ends, or [`Self::stop`] is called (Y3).
     fn feed(&self, wire: &Wire) {
-        let (mut input, mut to) = (Input(self), Frames { wire, feeder: self });
+        let (mut input, mut to) = (CommandInput(self), FrameSender { wire, feeder: self });
         let copied = if self.only_first { copy_first_stream(&mut input, &mut to) } else { copy(&mut input, &mut to) };
-        let sent = copied.and_then(|()| to.send(Outgoing::new(b"")?));
+        let sent = copied.and_then(|()| to.send(OutgoingFrame::new(b"")?));
         *self.fed.lock() = match sent {
             // The command has ended, and its answer says why.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -193,9 +193,9 @@ impl Feeder {
 }
 
 /// The input of a command. Reading fails with `BrokenPipe` when the command has ended.
-struct Input<'i>(&'i Feeder);
+struct CommandInput<'i>(&'i Feeder);
 
-impl Read for Input<'_> {
+impl Read for CommandInput<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         loop {
             self.0.waits_for_input.store(true, Ordering::Relaxed);
@@ -211,13 +211,13 @@ impl Read for Input<'_> {
 }
 
 /// Sends bytes to a server, in frames.
-struct Frames<'f> {
+struct FrameSender<'f> {
     wire: &'f Wire,
     feeder: &'f Feeder,
 }
 
-impl Frames<'_> {
-    fn send(&mut self, mut frame: Outgoing) -> io::Result<()> {
+impl FrameSender<'_> {
+    fn send(&mut self, mut frame: OutgoingFrame) -> io::Result<()> {
         while !self.wire.push(&mut frame, &[])? {
             self.feeder.wait_for(self.wire, PollFlags::OUT)?;
         }
@@ -225,12 +225,12 @@ impl Frames<'_> {
     }
 }
 
-impl Write for Frames<'_> {
+impl Write for FrameSender<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // An empty frame would end the stream.
         let piece = &bytes[..bytes.len().min(STREAM_PIECE)];
         if !piece.is_empty() {
-            self.send(Outgoing::new(piece)?)?;
+            self.send(OutgoingFrame::new(piece)?)?;
         }
         Ok(piece.len())
     }
@@ -342,7 +342,7 @@ mod tests {
     fn feed_to(feeder: &Feeder, server: impl FnOnce(UnixStream) -> Result<Response>) -> Result<Response> {
         let (near, far) = UnixStream::pair().unwrap();
         let wire = Wire::without_files(near).unwrap();
-        Side::Input(feeder).talk(&wire, |heard| {
+        ClientSide::Input(feeder).talk(&wire, |heard| {
             assert!(heard(Heard::Ready));
             server(far)
         })
@@ -408,7 +408,7 @@ mod tests {
             done()
         })
         .unwrap();
-        let refused = call(&|_far| Err(Failure::new(Errno::NOSPC, "full")));
+        let refused = call(&|_far| Err(CommandFailure::new(Errno::NOSPC, "full")));
         assert_eq!(refused.unwrap_err().text, "full");
     }
 
@@ -443,7 +443,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"old content").unwrap();
         file.rewind().unwrap();
-        let refused = with_output(file.as_fd(), true, |_| Err(Failure::new(Errno::INVAL, "no")));
+        let refused = with_output(file.as_fd(), true, |_| Err(CommandFailure::new(Errno::INVAL, "no")));
         assert_eq!((refused.unwrap_err().text.as_str(), content(&file)), ("no", b"old content".to_vec()));
         let write = |queue: &ByteQueue| {
             QueueWriter(queue).write_all(b"new").unwrap();
@@ -462,11 +462,11 @@ mod tests {
             job.cancel();
             let bytes = vec![7; 1 << 20];
             let (near, _far) = UnixStream::pair().unwrap();
-            let goes_on = Side::Output(queue, &job)
+            let goes_on = ClientSide::Output(queue, &job)
                 .talk(&Wire::without_files(near).unwrap(), |heard| heard(Heard::Bytes(&bytes)));
             drop(from);
             assert!(!goes_on && began.elapsed() < Duration::from_secs(5), "Y2");
-            Err(Failure::new(Errno::CANCELED, "cancelled"))
+            Err(CommandFailure::new(Errno::CANCELED, "cancelled"))
         });
         assert!(talked.is_err());
     }

@@ -12,8 +12,8 @@ use ubtrfs_format::print::escaped;
 use ubtrfs_fs::{ReplaceReport, ReplaceRequest};
 
 use crate::device::{NewDevice, known, moving_failed, open_new};
-use crate::execute::Context;
-use crate::failure::{Failure, Result};
+use crate::execute::CommandContext;
+use crate::failure::{CommandFailure, Result};
 use crate::resolve::PathBytes;
 
 /// A command on the replacement of a device.
@@ -21,7 +21,7 @@ use crate::resolve::PathBytes;
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
     /// Replaces a device, and answers when that is done: [`Response::Done`].
-    Start(Start),
+    Start(StartReplace),
     /// Waits until a replacement that was begun before is complete: [`Response::Done`]. A cancelled wait suspends it.
     Resume,
     /// Describes the running replacement, or the last one: [`Response::Running`], [`Response::Last`].
@@ -33,7 +33,7 @@ pub enum Request {
 /// A replacement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Start {
+pub struct StartReplace {
     /// The device that is replaced.
     pub devid: u64,
     /// The new device, whose content is deleted.
@@ -48,9 +48,9 @@ pub struct Start {
 #[serde(rename_all = "snake_case")]
 pub enum Response {
     /// The new device is in place.
-    Done(Report),
+    Done(ReplaceReportMessage),
     /// A replacement is running.
-    Running(Running),
+    Running(ReplaceProgress),
     /// The last replacement; `None` if there was none.
     Last(Option<Last>),
     /// The replacement has ended as requested.
@@ -59,7 +59,7 @@ pub enum Response {
 
 /// The result of a replacement.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub struct ReplaceReportMessage {
     /// Files with data that has no good copy, and how many bytes; not all if there are very many.
     pub lost_files: Vec<(PathBytes, u64)>,
     /// Bytes of tree blocks without a good copy.
@@ -72,7 +72,7 @@ pub struct Report {
 
 /// A replacement that is running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Running {
+pub struct ReplaceProgress {
     /// The device that is replaced.
     pub devid: u64,
     /// Bytes that are copied.
@@ -114,7 +114,7 @@ impl Request {
     }
 }
 
-pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<Response> {
     context.require_admin()?;
     match request {
         Request::Start(start) => replace(context, &start).map(Response::Done),
@@ -124,7 +124,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     }
 }
 
-fn replace(context: &Context<'_>, start: &Start) -> Result<Report> {
+fn replace(context: &CommandContext<'_>, start: &StartReplace) -> Result<ReplaceReportMessage> {
     let devid = known(context, start.devid)?;
     if context.fs.replace_status().is_some() {
         // Before the content of the new device is discarded.
@@ -150,11 +150,11 @@ fn replace(context: &Context<'_>, start: &Start) -> Result<Report> {
         tracing::warn!("replace: {bytes} bytes of {} have no good copy", escaped(&path.0));
     }
     let (corrected_errors, uncorrectable_errors) = (counts.corrected_errors, counts.uncorrectable_errors);
-    Ok(Report { lost_files, lost_block_bytes, corrected_errors, uncorrectable_errors })
+    Ok(ReplaceReportMessage { lost_files, lost_block_bytes, corrected_errors, uncorrectable_errors })
 }
 
 /// Waits for the end of a replacement that the opening of the filesystem has resumed.
-fn resume(context: &Context<'_>) -> Result<Report> {
+fn resume(context: &CommandContext<'_>) -> Result<ReplaceReportMessage> {
     let mut told = (0, 0);
     while let Some(running) = context.fs.replace_status() {
         let (done, total) = running.done_bytes;
@@ -163,28 +163,32 @@ fn resume(context: &Context<'_>) -> Result<Report> {
         told = (done, total);
         if context.job.check().is_err() {
             context.fs.suspend_replace();
-            return Err(Failure::new(Errno::CANCELED, "it is suspended, and goes on at the next mount"));
+            return Err(CommandFailure::new(Errno::CANCELED, "it is suspended, and goes on at the next mount"));
         }
         std::thread::sleep(WAIT);
     }
     match context.fs.last_replacement()? {
-        Some(item) if item.replace_state == DevReplaceItem::FINISHED => {
-            Ok(Report { uncorrectable_errors: item.num_uncorrectable_read_errors, ..Report::default() })
-        }
+        Some(item) if item.replace_state == DevReplaceItem::FINISHED => Ok(ReplaceReportMessage {
+            uncorrectable_errors: item.num_uncorrectable_read_errors,
+            ..ReplaceReportMessage::default()
+        }),
         _ if context.fs.suspended_replacement().is_some() => {
-            Err(Failure::new(Errno::NXIO, "its new device was not given: name it with -o device=PATH"))
+            Err(CommandFailure::new(Errno::NXIO, "its new device was not given: name it with -o device=PATH"))
         }
-        _ => Err(Failure::new(Errno::IO, "the new device could not take the place; the old device is in its place")),
+        _ => Err(CommandFailure::new(
+            Errno::IO,
+            "the new device could not take the place; the old device is in its place",
+        )),
     }
 }
 
 /// How often the end is looked for.
 const WAIT: std::time::Duration = std::time::Duration::from_millis(100);
 
-fn status(context: &Context<'_>) -> Result<Response> {
+fn status(context: &CommandContext<'_>) -> Result<Response> {
     if let Some(running) = context.fs.replace_status() {
         let (done_bytes, total_bytes) = running.done_bytes;
-        return Ok(Response::Running(Running {
+        return Ok(Response::Running(ReplaceProgress {
             devid: running.devid.0,
             done_bytes,
             total_bytes,

@@ -1,17 +1,17 @@
 //! Commands that find the paths of addresses, inodes and subvolumes.
 //!
-//! | command           | needs                                                          |
-//! |-------------------|----------------------------------------------------------------|
-//! | root id           | nothing but the file                                           |
-//! | all others        | the rights of an administrator ([`Context::require_admin`])    |
+//! | command    | needs                                                              |
+//! |------------|--------------------------------------------------------------------|
+//! | root id    | nothing but the file                                               |
+//! | all others | the rights of an administrator ([`CommandContext::require_admin`]) |
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::{Ino, Logical, RootId};
 use ubtrfs_fs::{ExtentUse, InodeId};
 
-use crate::execute::{Context, FileNr};
-use crate::failure::{Failure, Result};
+use crate::execute::{CommandContext, FileNr};
+use crate::failure::{CommandFailure, Result};
 
 /// A command that finds paths.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,7 +91,7 @@ pub struct InodeUse {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PathBytes(#[serde(with = "crate::bytes")] pub Vec<u8>);
 
-pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<Response> {
     let fs = context.fs;
     if let Request::RootId { of } = request {
         return Ok(Response::Id(context.inode(of)?.root.0));
@@ -141,8 +141,8 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
 }
 
 /// The uses of the extent that contains an address, and the address's offset in the extent.
-fn uses(context: &Context<'_>, bytenr: u64, whole_extent: bool, max: usize) -> Result<(u64, Vec<ExtentUse>)> {
-    let none = || Failure::new(Errno::NOENT, "no data extent contains this address");
+fn uses(context: &CommandContext<'_>, bytenr: u64, whole_extent: bool, max: usize) -> Result<(u64, Vec<ExtentUse>)> {
+    let none = || CommandFailure::new(Errno::NOENT, "no data extent contains this address");
     context.fs.uses_of_address(Logical(bytenr), whole_extent, max)?.ok_or_else(none)
 }
 

@@ -11,15 +11,15 @@ use ubtrfs_format::DevId;
 use ubtrfs_format::print::escaped;
 use ubtrfs_fs::{Damage, ScrubCounts, ScrubReport, ScrubStart};
 
-use crate::execute::Context;
-use crate::failure::{Failure, Result};
+use crate::execute::CommandContext;
+use crate::failure::{CommandFailure, Result};
 
 /// A command on the scrub of a filesystem.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
     /// Scrubs devices, and answers when all are done: [`Response::Done`].
-    Start(Start),
+    Start(StartScrub),
     /// Ends the running scrub, and waits until it has ended: [`Response::Cancelled`].
     Cancel,
     /// Describes the running scrub: [`Response::Status`].
@@ -36,7 +36,7 @@ pub enum Request {
 /// The devices that a scrub goes through.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Start {
+pub struct StartScrub {
     /// Device ids, and where the scrub begins on each; all devices from their start if it is empty.
     pub devices: Vec<(u64, u64)>,
     /// Whether bad copies are left as they are.
@@ -50,9 +50,9 @@ pub struct Start {
 #[serde(rename_all = "snake_case")]
 pub enum Response {
     /// The scrub has ended.
-    Done(Report),
+    Done(ScrubReportMessage),
     /// The running scrub; no devices if none runs.
-    Status(Vec<Running>),
+    Status(Vec<ScrubProgress>),
     /// The scrub has ended as requested.
     Cancelled,
     /// The rate is set.
@@ -95,7 +95,7 @@ pub struct Counts {
 
 /// A device that is being scrubbed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Running {
+pub struct ScrubProgress {
     /// The device id.
     pub devid: u64,
     /// The counts so far.
@@ -106,7 +106,7 @@ pub struct Running {
 
 /// The result of a scrub.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub struct ScrubReportMessage {
     /// The devices.
     pub devices: Vec<Scrubbed>,
     /// Files with bad data, each once; at most [`ubtrfs_fs::FILES_MAX`].
@@ -153,13 +153,13 @@ impl Request {
     }
 }
 
-pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<Response> {
     context.require_admin()?;
     match request {
         Request::Start(start) => scrub(context, &start).map(Response::Done),
         Request::Cancel => Ok(context.fs.cancel_scrub().map(|()| Response::Cancelled)?),
         Request::Status => {
-            let running = context.fs.scrub_status().into_iter().map(|status| Running {
+            let running = context.fs.scrub_status().into_iter().map(|status| ScrubProgress {
                 devid: status.devid.0,
                 counts: status.counts.into(),
                 limit: status.limit,
@@ -172,7 +172,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     }
 }
 
-fn scrub(context: &Context<'_>, start: &Start) -> Result<Report> {
+fn scrub(context: &CommandContext<'_>, start: &StartScrub) -> Result<ScrubReportMessage> {
     let fs = context.fs;
     let usable: Vec<u64> = {
         let devices = fs.space_usage().devices;
@@ -186,7 +186,7 @@ fn scrub(context: &Context<'_>, start: &Start) -> Result<Report> {
         let text = format!(
             "there is no device {unknown}, or it is missing or failed; list the devices with: ubtrfs filesystem show"
         );
-        return Err(Failure::new(Errno::NODEV, text));
+        return Err(CommandFailure::new(Errno::NODEV, text));
     }
     let starts: Vec<ScrubStart> = chosen
         .iter()
@@ -195,7 +195,7 @@ fn scrub(context: &Context<'_>, start: &Start) -> Result<Report> {
     Ok(report(fs.scrub(&starts, !start.read_only, context.job)?))
 }
 
-fn report(report: ScrubReport) -> Report {
+fn report(report: ScrubReport) -> ScrubReportMessage {
     let devices = report.devices.into_iter().map(|device| Scrubbed {
         devid: device.devid.0,
         counts: device.counts.into(),
@@ -207,7 +207,7 @@ fn report(report: ScrubReport) -> Report {
         repaired_bytes,
         lost_bytes,
     });
-    Report {
+    ScrubReportMessage {
         devices: devices.collect(),
         files: files.collect(),
         repaired_blocks: report.blocks.repaired_bytes,

@@ -1,11 +1,11 @@
 //! Commands that read trees: items, and the paths of inodes and subvolumes.
 //!
-//! | command           | needs                                                                              |
-//! |-------------------|------------------------------------------------------------------------------------|
-//! | items             | the rights of an administrator ([`Context::require_admin`])                        |
-//! | path              | the rights of an administrator; none for the root directory of a subvolume         |
-//! | children          | only an open file of the subvolume                                                 |
-//! | name and path of a child | permission to read and search the directories on the path below file 0      |
+//! | command                  | needs                                                                      |
+//! |--------------------------|----------------------------------------------------------------------------|
+//! | items                    | the rights of an administrator ([`CommandContext::require_admin`])         |
+//! | path                     | the rights of an administrator; none for the root directory of a subvolume |
+//! | children                 | only an open file of the subvolume                                         |
+//! | name and path of a child | permission to read and search the directories on the path below file 0     |
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -13,15 +13,15 @@ use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
 use ubtrfs_fs::{Error, InodeId};
 
 use crate::access::may_read_names;
-use crate::execute::{Context, FileNr};
-use crate::failure::{Failure, Result};
+use crate::execute::{CommandContext, FileNr};
+use crate::failure::{CommandFailure, Result};
 
 /// A command that reads trees.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
     /// Returns items of a tree in ascending order of their keys: [`Response::Items`].
-    Items(Range),
+    Items(SearchRange),
     /// Returns the path of an inode from its subvolume's root: [`Response::Path`].
     Path {
         /// The subvolume; `None` means the subvolume that holds file 0.
@@ -51,7 +51,7 @@ pub enum Request {
 /// The range of items to return, and its limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Range {
+pub struct SearchRange {
     /// The tree; `None` means the subvolume that holds file 0.
     pub tree: Option<u64>,
     /// The first key: objectid, type, offset.
@@ -71,7 +71,7 @@ pub struct Range {
 #[serde(rename_all = "snake_case")]
 pub enum Response {
     /// The first items of the range, as many as fit the limits.
-    Items(Vec<Item>),
+    Items(Vec<SearchItem>),
     /// The result of [`Request::Path`].
     Path {
         /// The subvolume's id.
@@ -95,7 +95,7 @@ pub enum Response {
 
 /// An item.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Item {
+pub struct SearchItem {
     /// The generation of the item's leaf.
     pub generation: u64,
     /// The key: objectid, type, offset.
@@ -105,7 +105,7 @@ pub struct Item {
     pub bytes: Vec<u8>,
 }
 
-pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<Response> {
     match request {
         Request::Items(range) => items(context, &range).map(Response::Items),
         Request::Path { tree, inode } => path(context, tree, inode),
@@ -114,7 +114,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     }
 }
 
-fn items(context: &Context<'_>, range: &Range) -> Result<Vec<Item>> {
+fn items(context: &CommandContext<'_>, range: &SearchRange) -> Result<Vec<SearchItem>> {
     context.require_admin()?;
     let tree = range.tree.map_or_else(|| context.inode(0).map(|id| id.root), |tree| Ok(RootId(tree)))?;
     let key = |(objectid, item_type, offset)| Key::new(objectid, KeyType(item_type), offset);
@@ -131,16 +131,19 @@ fn items(context: &Context<'_>, range: &Range) -> Result<Vec<Item>> {
         }
         room -= len;
         let key = (key.objectid, key.item_type.0, key.offset);
-        found.push(Item { generation: generation.0, key, bytes: bytes.to_vec() });
+        found.push(SearchItem { generation: generation.0, key, bytes: bytes.to_vec() });
         true
     })?;
     if is_too_big {
-        return Err(Failure::new(Errno::OVERFLOW, "the first item does not fit into the answer; request more bytes"));
+        return Err(CommandFailure::new(
+            Errno::OVERFLOW,
+            "the first item does not fit into the answer; request more bytes",
+        ));
     }
     Ok(found)
 }
 
-fn path(context: &Context<'_>, tree: Option<u64>, inode: u64) -> Result<Response> {
+fn path(context: &CommandContext<'_>, tree: Option<u64>, inode: u64) -> Result<Response> {
     let own = context.inode(0)?.root;
     let id = InodeId { root: tree.map_or(own, RootId), ino: Ino(inode) };
     if id == InodeId::root_of(id.root) {
@@ -152,13 +155,13 @@ fn path(context: &Context<'_>, tree: Option<u64>, inode: u64) -> Result<Response
     Ok(Response::Path { tree: id.root.0, path: context.fs.path_in_subvolume(id)? })
 }
 
-fn children(context: &Context<'_>, of: FileNr, from: u64) -> Result<Vec<(u64, u64)>> {
+fn children(context: &CommandContext<'_>, of: FileNr, from: u64) -> Result<Vec<(u64, u64)>> {
     let parent = context.inode(of)?.root;
     let children = context.fs.children_of(parent, RootId(from), CHILDREN_MAX)?;
     Ok(children.into_iter().map(|(id, dirid)| (id.0, dirid.0)).collect())
 }
 
-fn child(context: &Context<'_>, below: FileNr, subvolume: RootId, dirid: Ino) -> Result<Response> {
+fn child(context: &CommandContext<'_>, below: FileNr, subvolume: RootId, dirid: Ino) -> Result<Response> {
     let (fs, top) = (context.fs, context.inode(below)?);
     let info = fs.subvolume_info(subvolume)?;
     if info.parent != Some(top.root) || info.dirid != dirid {

@@ -2,11 +2,11 @@
 //!
 //! | command              | needs                                                                                         |
 //! |----------------------|-----------------------------------------------------------------------------------------------|
-//! | send, diff, find new | the rights of an administrator ([`Context::require_admin`]): a stream contains files that only |
+//! | send, diff, find new | the rights of an administrator ([`CommandContext::require_admin`]): a stream contains files that only |
 //! |                      | their owners may read                                                                         |
 //!
 //! So root may send from every mount. An ordinary user may send from their own mounts and images. A mount's server sends
-//! the stream through the connection ([`Output`]).
+//! the stream through the connection ([`StreamOutput`]).
 
 use std::io::{self, BufWriter, Write};
 
@@ -16,9 +16,9 @@ use ubtrfs_format::print::{insert_name, insert_names, json_line};
 use ubtrfs_format::{Generation, RootId};
 use ubtrfs_fs::{Change, ChangeKind, Error, SendRequest};
 
-use crate::execute::Context;
-use crate::failure::{Failure, Result};
-use crate::stream::Output;
+use crate::execute::CommandContext;
+use crate::failure::{CommandFailure, Result};
+use crate::stream::StreamOutput;
 
 /// A command that writes a stream. Subvolumes are named by their ids.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,10 +63,10 @@ pub struct Response {
     pub bytes: u64,
 }
 
-pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<Response> {
     context.require_admin()?;
     let (fs, job) = (context.fs, context.job);
-    let mut output = Output::of(context)?;
+    let mut output = StreamOutput::of(context)?;
     match request {
         Request::Send(what) => {
             let ids = |ids: Vec<u64>| ids.into_iter().map(RootId).collect();
@@ -97,7 +97,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
 
 /// Buffers the bytes that `write` passes on, and writes them to `output`.
 fn write_lines(
-    output: &mut Output<'_>,
+    output: &mut StreamOutput<'_>,
     write: impl FnOnce(&mut dyn FnMut(&[u8]) -> ubtrfs_fs::Result<()>) -> ubtrfs_fs::Result<()>,
 ) -> Result<()> {
     let mut lines = BufWriter::with_capacity(BUFFER, output);
@@ -123,14 +123,16 @@ fn json_of(change: &Change) -> serde_json::Value {
     value
 }
 
-fn failure_of(error: Error) -> Failure {
+fn failure_of(error: Error) -> CommandFailure {
     let errno = Errno::from_raw_os_error(error.errno());
     match &error {
         Error::Output(cause) if cause.kind() == io::ErrorKind::BrokenPipe => {
-            Failure::new(Errno::PIPE, "the reader of the stream closed it before its end")
+            CommandFailure::new(Errno::PIPE, "the reader of the stream closed it before its end")
         }
-        Error::NoParent(_) | Error::InProgress(_) | Error::Unsendable(_) => Failure::new(errno, error.to_string()),
-        _ => Failure::from(error),
+        Error::NoParent(_) | Error::InProgress(_) | Error::Unsendable(_) => {
+            CommandFailure::new(errno, error.to_string())
+        }
+        _ => CommandFailure::from(error),
     }
 }
 

@@ -19,23 +19,23 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use crate::execute::{Host, OpenFile};
-use crate::failure::{Failure, Result};
+use crate::failure::{CommandFailure, Result};
 use crate::process::Processes;
 use crate::wire::FILES_MAX;
 
 /// Something that is held until a file is closed (S3).
-pub(crate) type Slot = Arc<dyn Any + Send + Sync>;
+pub(crate) type FileHold = Arc<dyn Any + Send + Sync>;
 
 /// Files that arrived and were not examined yet.
 #[derive(Default)]
-pub(crate) struct Files {
+pub(crate) struct SentFiles {
     list: Vec<OwnedFd>,
-    slot: Option<Slot>,
+    slot: Option<FileHold>,
 }
 
-impl fmt::Debug for Files {
+impl fmt::Debug for SentFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Files").field(&self.list).finish()
+        f.debug_tuple("SentFiles").field(&self.list).finish()
     }
 }
 
@@ -47,9 +47,9 @@ pub(crate) struct Examined {
     pub(crate) files: Vec<OwnedFd>,
 }
 
-impl Files {
+impl SentFiles {
     /// No files yet. Each file that is added later holds `slot` until it is closed.
-    pub(crate) fn counted_by(slot: Slot) -> Self {
+    pub(crate) fn counted_by(slot: FileHold) -> Self {
         Self { list: Vec::new(), slot: Some(slot) }
     }
 
@@ -84,8 +84,9 @@ impl Files {
         let end = Instant::now() + PATIENCE;
         for _ in 0..found.len() {
             let left = end.saturating_duration_since(Instant::now());
-            let silent =
-                |_| Failure::new(Errno::TIMEDOUT, "a file of the command is in a filesystem that does not answer");
+            let silent = |_| {
+                CommandFailure::new(Errno::TIMEDOUT, "a file of the command is in a filesystem that does not answer")
+            };
             let (nr, file, opened) = results.recv_timeout(left).map_err(silent)??;
             if let Some(place) = found.get_mut(nr) {
                 *place = Some((file, opened));
@@ -107,13 +108,13 @@ pub(crate) fn files_of_stranger(
     let hidden = || {
         let text =
             "the server sees in /proc neither your process nor its files; root and the user who mounted may do this";
-        Failure::new(Errno::PERM, text)
+        CommandFailure::new(Errno::PERM, text)
     };
     let find = |number: &u32| host.file_of_process(processes.file_of(pid, *number, Some(uid)).ok_or_else(hidden)?);
     numbers.iter().take(FILES_MAX).map(find).collect()
 }
 
-impl Drop for Files {
+impl Drop for SentFiles {
     /// Closes each file apart (S2).
     fn drop(&mut self) {
         for file in self.list.drain(..) {

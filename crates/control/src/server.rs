@@ -19,8 +19,8 @@
 //! - K3. The server does not wait for a client forever (W1 of `wire`). A connection that has not sent its request
 //!   within [`REQUEST_TIMEOUT`] is closed.
 //! - K4. Each connection has its own thread, so no connection blocks another one or the mount.
-//! - K5. A thread holds the filesystem only while it executes a command. [`Server::stop`] waits for running commands,
-//!   so that the devices are closed when umount gets its answer.
+//! - K5. A thread holds the filesystem only while it executes a command. [`ControlServer::stop`] waits for running
+//!   commands, so that the devices are closed when umount gets its answer.
 //! - K6. The descriptors of a request are closed before its answer is sent, because they keep the mount busy.
 //! - K7. Closing a connection can take as long as its client wants: the kernel also closes descriptors that the client
 //!   sent and nobody received, for example a socket that lingers. So neither the acceptor nor a holder of the lock closes
@@ -42,42 +42,42 @@ use rustix::net::{Shutdown, shutdown};
 use ubtrfs_transaction::Job;
 
 use crate::byte_queue::ByteQueue;
-use crate::caller::Caller;
-use crate::execute::{Context, Host, execute};
-use crate::failure::{Failure, Result};
-use crate::message::{Answer, Direction, Progress, Request, Response, decode_request, encode_answer};
+use crate::caller::CommandCaller;
+use crate::execute::{CommandContext, Host, execute};
+use crate::failure::{CommandFailure, Result};
+use crate::message::{Direction, ProgressMessage, Request, Response, ServerMessage, decode_request, encode_answer};
 use crate::open_image::{ImageId, ImageWork};
 use crate::process::Processes;
-use crate::sent_files::{Examined, Files, Slot, files_of_stranger};
+use crate::sent_files::{Examined, FileHold, SentFiles, files_of_stranger};
 use crate::server_stream::{PROGRESS_INTERVAL, Reporter};
-use crate::stream::Stream;
-use crate::wire::{Frame, Outgoing, REQUEST_MAX, Wire};
+use crate::stream::CommandStream;
+use crate::wire::{Frame, OutgoingFrame, REQUEST_MAX, Wire};
 
 /// The mount's end of the control socket.
 #[derive(Debug)]
-pub struct Server {
+pub struct ControlServer {
     listener: Arc<UnixListener>,
     name: Vec<u8>,
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     acceptor: Option<JoinHandle<()>>,
 }
 
 /// Cancels the commands of a server.
 #[derive(Clone, Debug)]
-pub struct Canceller(Arc<Shared>);
+pub struct Canceller(Arc<ServerShared>);
 
-struct Shared {
+struct ServerShared {
     owner: u32,
     ends: AtomicBool,
     /// Number of threads that close a connection (K7).
     nr_closing: AtomicUsize,
-    state: Mutex<State>,
+    state: Mutex<ServerConnections>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    /// The host of the filesystem. `None` before [`Server::serve`] and after [`Server::stop`].
+struct ServerConnections {
+    /// The host of the filesystem. `None` before [`ControlServer::serve`] and after [`ControlServer::stop`].
     served: Option<Served>,
     /// The user of each connection that has a thread.
     connected: Vec<u32>,
@@ -93,7 +93,7 @@ struct Served {
     processes: Arc<dyn Processes>,
 }
 
-impl Shared {
+impl ServerShared {
     /// Closes connections in a thread of its own (K7).
     fn close_apart(self: &Arc<Self>, wires: impl IntoIterator<Item = Wire>) {
         for wire in wires {
@@ -115,13 +115,13 @@ impl Shared {
     }
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for ServerShared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("owner", &self.owner).finish_non_exhaustive()
+        f.debug_struct("ServerShared").field("owner", &self.owner).finish_non_exhaustive()
     }
 }
 
-impl Server {
+impl ControlServer {
     /// Creates the socket and listens on it. The user of this process at this time is the mount's owner, even if
     /// confinement changes the user later.
     pub fn listen() -> io::Result<Self> {
@@ -129,7 +129,7 @@ impl Server {
     }
 
     /// Creates a socket by which clients find the process that has this image open for this work. Otherwise as
-    /// [`Server::listen`].
+    /// [`ControlServer::listen`].
     pub fn listen_for_image(image: ImageId, work: ImageWork) -> io::Result<Self> {
         Self::listen_as(&work.socket_prefix(image))
     }
@@ -139,7 +139,7 @@ impl Server {
         let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
         let name = format!("{prefix}{}", random.trim()).into_bytes();
         let listener = Arc::new(UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerShared {
             owner: rustix::process::getuid().as_raw(),
             ends: AtomicBool::new(false),
             nr_closing: AtomicUsize::new(0),
@@ -206,8 +206,8 @@ impl Server {
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         let answer = match failure {
-            None => Answer::Done(Box::new(Response::Unmounted)),
-            Some(text) => Answer::Failed(Failure::new(Errno::IO, text)),
+            None => ServerMessage::Done(Box::new(Response::Unmounted)),
+            Some(text) => ServerMessage::Failed(CommandFailure::new(Errno::IO, text)),
         };
         for (_, wire) in waiting {
             try_send_answer(&wire, &answer);
@@ -228,7 +228,7 @@ impl Canceller {
 
 /// Sends progress to the connections that wait for the unmount, until the server ends. Their clients wait only for a
 /// limited time for a server of another user that says nothing.
-fn give_signs_of_life(shared: &Shared) {
+fn give_signs_of_life(shared: &ServerShared) {
     while !shared.ends.load(Ordering::SeqCst) {
         thread::sleep(ALIVE_INTERVAL);
         let state = shared.state.lock();
@@ -236,13 +236,13 @@ fn give_signs_of_life(shared: &Shared) {
             return;
         }
         for (_, wire) in &state.waiting {
-            try_send_answer(wire, &Answer::Progress(Progress::default()));
+            try_send_answer(wire, &ServerMessage::Progress(ProgressMessage::default()));
         }
     }
 }
 
 /// Accepts connections until the server ends (K1).
-fn accept_all(listener: &UnixListener, shared: &Arc<Shared>) {
+fn accept_all(listener: &UnixListener, shared: &Arc<ServerShared>) {
     loop {
         match listener.accept() {
             Ok((stream, _)) => start(stream, shared),
@@ -254,7 +254,7 @@ fn accept_all(listener: &UnixListener, shared: &Arc<Shared>) {
 }
 
 /// Starts a thread for a connection (K4), if there is room (K2).
-fn start(stream: UnixStream, shared: &Arc<Shared>) {
+fn start(stream: UnixStream, shared: &Arc<ServerShared>) {
     let Ok(peer) = getsockopt(&stream, PeerCredentials) else { return };
     let user = peer.uid();
     let is_stranger = user != 0 && user != shared.owner;
@@ -265,7 +265,7 @@ fn start(stream: UnixStream, shared: &Arc<Shared>) {
         if !has_room(state.connected.iter().copied(), user, shared.owner) {
             drop(state);
             let text = "too many commands of this user are running; try again later";
-            try_send_answer(&wire, &Answer::Failed(Failure::new(Errno::AGAIN, text)));
+            try_send_answer(&wire, &ServerMessage::Failed(CommandFailure::new(Errno::AGAIN, text)));
             return shared.close_apart([wire]);
         }
         state.connected.push(user);
@@ -280,9 +280,9 @@ fn start(stream: UnixStream, shared: &Arc<Shared>) {
     });
 }
 
-/// An entry of [`State::connected`], removed on drop.
+/// An entry of [`ServerConnections::connected`], removed on drop.
 struct ConnectionSlot {
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     user: u32,
 }
 
@@ -320,9 +320,9 @@ fn has_room(users: impl Iterator<Item = u32>, user: u32, owner: u32) -> bool {
 /// Receives and answers the request of a connection.
 fn handle_connection(wire: Wire, peer: Peer, slot: &Arc<ConnectionSlot>) {
     let shared = &slot.shared;
-    let files = Files::counted_by(Arc::clone(slot) as Slot);
+    let files = SentFiles::counted_by(Arc::clone(slot) as FileHold);
     let received = wire.receive_with(files, REQUEST_MAX, Some(Instant::now() + REQUEST_TIMEOUT));
-    let failed = |text: &str| Err(Failure::new(Errno::PROTO, text));
+    let failed = |text: &str| Err(CommandFailure::new(Errno::PROTO, text));
     let (request, frame) = match received {
         Ok(Some(frame)) => (decode_request(&frame.bytes), frame),
         Ok(None) => return,
@@ -335,8 +335,8 @@ fn handle_connection(wire: Wire, peer: Peer, slot: &Arc<ConnectionSlot>) {
         Err(failure) => Err(failure),
     };
     let answer = match answered {
-        Ok(response) => Answer::Done(Box::new(response)),
-        Err(failure) => Answer::Failed(failure),
+        Ok(response) => ServerMessage::Done(Box::new(response)),
+        Err(failure) => ServerMessage::Failed(failure),
     };
     // A client that went away needs no answer.
     if let Ok(bytes) = encode_answer(&answer) {
@@ -345,9 +345,9 @@ fn handle_connection(wire: Wire, peer: Peer, slot: &Arc<ConnectionSlot>) {
 }
 
 /// Adds a connection to the connections that wait for the unmount, if there is room (K2).
-fn wait_for_unmount(wire: Wire, peer: Peer, shared: &Arc<Shared>) {
+fn wait_for_unmount(wire: Wire, peer: Peer, shared: &Arc<ServerShared>) {
     let mut state = shared.state.lock();
-    let users = |state: &State| state.waiting.iter().map(|(user, _)| *user).collect::<Vec<_>>();
+    let users = |state: &ServerConnections| state.waiting.iter().map(|(user, _)| *user).collect::<Vec<_>>();
     let mut ended = Vec::new();
     if !has_room(users(&state).into_iter(), peer.uid, shared.owner) {
         ended.extend(state.waiting.extract_if(.., |(_, wire)| wire.has_ended()).map(|(_, wire)| wire));
@@ -364,12 +364,12 @@ fn wait_for_unmount(wire: Wire, peer: Peer, shared: &Arc<Shared>) {
 fn answer(
     wire: &Wire,
     peer: Peer,
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerShared>,
     request: Request,
     numbers: &[u32],
     frame: Frame,
 ) -> Result<Response> {
-    let unmounted = || Failure::new(Errno::NOTCONN, "it is being unmounted; open the image instead");
+    let unmounted = || CommandFailure::new(Errno::NOTCONN, "it is being unmounted; open the image instead");
     let served = shared.state.lock().served.clone().ok_or_else(unmounted)?;
     // A descriptor may belong to another filesystem that never answers, so the files are looked up before the command
     // starts to hold this filesystem (K5).
@@ -381,11 +381,11 @@ fn answer(
         false => frame.files.examine(&served.host)?,
     };
     if opened.is_empty() {
-        return Err(Failure::new(Errno::BADF, "a command has to come with an open file of the mount"));
+        return Err(CommandFailure::new(Errno::BADF, "a command has to come with an open file of the mount"));
     }
-    let caller = Caller::of_peer(peer.uid, peer.gid, peer.pid, Arc::clone(&served.processes));
+    let caller = CommandCaller::of_peer(peer.uid, peer.gid, peer.pid, Arc::clone(&served.processes));
     let job = Arc::new(Job::new());
-    let running = Running::start(shared, &job).ok_or_else(unmounted)?;
+    let running = RunningCommand::start(shared, &job).ok_or_else(unmounted)?;
     let fs = served.host.filesystem().ok_or_else(unmounted)?;
     let ends_with_client = request.ends_with_client();
     let is_long = request.is_long();
@@ -395,8 +395,8 @@ fn answer(
         let changes = request.changes();
         let queue = stream.as_ref().map(|(_, queue)| CommandsEnd(Arc::clone(queue)));
         move || {
-            let stream = queue.as_ref().map(|queue| Stream::Queue(&queue.0));
-            let context = Context { fs: &fs, host: &*host, caller: &caller, files: &opened, stream, job: &job };
+            let stream = queue.as_ref().map(|queue| CommandStream::Queue(&queue.0));
+            let context = CommandContext { fs: &fs, host: &*host, caller: &caller, files: &opened, stream, job: &job };
             let done = catch_unwind(AssertUnwindSafe(|| execute(&context, request)));
             if changes {
                 host.settle();
@@ -405,14 +405,14 @@ fn answer(
             drop(files);
             drop(running);
             drop(queue);
-            done.unwrap_or_else(|_| Err(Failure::new(Errno::IO, "the command failed: this is a bug of ubtrfs")))
+            done.unwrap_or_else(|_| Err(CommandFailure::new(Errno::IO, "the command failed: this is a bug of ubtrfs")))
         }
     };
     if !is_long {
         return work();
     }
     let (send, results) = mpsc::channel();
-    let no_thread = |error: io::Error| Failure::new(Errno::AGAIN, format!("no thread can be started: {error}"));
+    let no_thread = |error: io::Error| CommandFailure::new(Errno::AGAIN, format!("no thread can be started: {error}"));
     let thread = thread::Builder::new().name("control-command".to_owned());
     thread
         .spawn(move || {
@@ -456,7 +456,7 @@ fn watch(
     let mut is_gone = false;
     loop {
         let result = results.recv_timeout(if is_gone { FOR_EVER } else { PROGRESS_INTERVAL });
-        let gone = || Failure::new(Errno::IO, "the command failed: this is a bug of ubtrfs");
+        let gone = || CommandFailure::new(Errno::IO, "the command failed: this is a bug of ubtrfs");
         match result {
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => return Err(gone()),
@@ -477,13 +477,13 @@ fn watch(
 }
 
 /// Marks a command that holds the filesystem until this value is dropped (K5).
-struct Running {
-    shared: Arc<Shared>,
+struct RunningCommand {
+    shared: Arc<ServerShared>,
     job: Arc<Job>,
 }
 
-impl Running {
-    fn start(shared: &Arc<Shared>, job: &Arc<Job>) -> Option<Self> {
+impl RunningCommand {
+    fn start(shared: &Arc<ServerShared>, job: &Arc<Job>) -> Option<Self> {
         let mut state = shared.state.lock();
         state.served.as_ref()?;
         state.running.push(Arc::clone(job));
@@ -491,7 +491,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningCommand {
     fn drop(&mut self) {
         self.shared.state.lock().running.retain(|job| !Arc::ptr_eq(job, &self.job));
         self.shared.changed.notify_all();
@@ -500,9 +500,9 @@ impl Drop for Running {
 
 /// Sends as much of an answer as fits into the socket's buffer without waiting. A short answer always fits into an
 /// empty buffer.
-fn try_send_answer(wire: &Wire, answer: &Answer) {
+fn try_send_answer(wire: &Wire, answer: &ServerMessage) {
     if let Ok(bytes) = encode_answer(answer)
-        && let Ok(mut out) = Outgoing::new(&bytes)
+        && let Ok(mut out) = OutgoingFrame::new(&bytes)
     {
         let _ = wire.push(&mut out, &[]);
     }
@@ -520,7 +520,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The interval of signs of life.
 const ALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
-/// How long [`Server::finish`] waits for connections that have not sent a request yet.
+/// How long [`ControlServer::finish`] waits for connections that have not sent a request yet.
 const FINISH_TIMEOUT: Duration = Duration::from_millis(200);
 
 #[cfg(test)]
@@ -529,7 +529,7 @@ mod tests {
 
     #[test]
     fn threads_that_close_connections_are_counted_until_they_end() {
-        let server = Server::listen().unwrap();
+        let server = ControlServer::listen().unwrap();
         for _ in 0..3 {
             let (near, _far) = UnixStream::pair().unwrap();
             server.shared.close_apart([Wire::new(near).unwrap()]);

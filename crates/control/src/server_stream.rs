@@ -15,35 +15,35 @@ use std::time::{Duration, Instant};
 use ubtrfs_transaction::Job;
 
 use crate::byte_queue::{ByteQueue, PAUSE, Taken};
-use crate::message::{Answer, Progress, encode_answer};
-use crate::wire::{Outgoing, STREAM_PIECE, Wire};
+use crate::message::{ProgressMessage, ServerMessage, encode_answer};
+use crate::wire::{OutgoingFrame, STREAM_PIECE, Wire};
 
 /// Sends the progress and the stream of a command.
 pub(crate) struct Reporter<'r> {
     wire: &'r Wire,
     job: &'r Job,
-    shown: Progress,
+    shown: ProgressMessage,
     /// When `shown` was sent.
     shown_at: Instant,
     last: Instant,
     /// The frame that is being sent.
-    out: Outgoing,
+    out: OutgoingFrame,
 }
 
 impl<'r> Reporter<'r> {
     pub(crate) fn new(wire: &'r Wire, job: &'r Job) -> Self {
         let now = Instant::now();
-        Self { wire, job, shown: Progress::default(), shown_at: now, last: now, out: Outgoing::nothing() }
+        Self { wire, job, shown: ProgressMessage::default(), shown_at: now, last: now, out: OutgoingFrame::nothing() }
     }
 
     /// Sends the progress if it changed, and repeats it for clients that wait only for a server that gives signs of life (L5
     /// of `client`). A client that reads slowly misses some messages.
     pub(crate) fn report(&mut self) {
         let now = self.job.progress();
-        let now = Progress { done: now.done, total: now.total, step: now.step };
+        let now = ProgressMessage { done: now.done, total: now.total, step: now.step };
         let is_due = now != self.shown || self.shown_at.elapsed() >= REPEAT_INTERVAL;
         if matches!(self.wire.push(&mut self.out, &[]), Ok(true)) && is_due {
-            let _ = self.start(&Answer::Progress(now.clone()));
+            let _ = self.start(&ServerMessage::Progress(now.clone()));
             (self.shown, self.shown_at) = (now, Instant::now());
         }
         self.last = Instant::now();
@@ -61,9 +61,9 @@ impl<'r> Reporter<'r> {
     }
 
     /// Begins a frame; the last one must be sent.
-    fn start(&mut self, answer: &Answer) -> io::Result<()> {
+    fn start(&mut self, answer: &ServerMessage) -> io::Result<()> {
         let bytes = encode_answer(answer).map_err(io::Error::other)?;
-        self.out = Outgoing::new(&bytes)?;
+        self.out = OutgoingFrame::new(&bytes)?;
         self.wire.push(&mut self.out, &[]).map(|_| ())
     }
 
@@ -91,7 +91,7 @@ impl<'r> Reporter<'r> {
                 Ok(true) => moved = Instant::now(),
             }
             match queue.take(&mut piece, PROGRESS_INTERVAL) {
-                Taken::Bytes(count) => self.out = Outgoing::data(&piece[..count]),
+                Taken::Bytes(count) => self.out = OutgoingFrame::data(&piece[..count]),
                 Taken::Nothing => self.report(),
                 Taken::End => return false,
             }
@@ -104,10 +104,10 @@ impl<'r> Reporter<'r> {
     /// Passes the client's stream on until it or the command has ended. Returns whether the client went away or cancelled
     /// the command (N2).
     pub(crate) fn receive_stream(&mut self, queue: &ByteQueue) -> bool {
-        if self.start(&Answer::Ready).is_err() {
+        if self.start(&ServerMessage::Ready).is_err() {
             return true;
         }
-        let (mut frames, mut piece) = (Frames::default(), vec![0; STREAM_PIECE]);
+        let (mut frames, mut piece) = (FrameSplitter::default(), vec![0; STREAM_PIECE]);
         loop {
             self.report_now_and_then();
             match queue.has_room(PAUSE) {
@@ -150,13 +150,13 @@ impl<'r> Reporter<'r> {
 
 /// Takes the frames of a stream apart: each is a length of four bytes, and that many bytes.
 #[derive(Debug, Default)]
-struct Frames {
+struct FrameSplitter {
     head: [u8; 4],
     head_len: usize,
     left: usize,
 }
 
-impl Frames {
+impl FrameSplitter {
     /// The next bytes of the stream, perhaps none yet; `None` at its end (N2).
     fn next<'r>(&mut self, rest: &mut &'r [u8]) -> Option<&'r [u8]> {
         if self.left == 0 {
@@ -235,7 +235,7 @@ mod tests {
         let frame = |bytes: &[u8]| [&u32::try_from(bytes.len()).unwrap().to_le_bytes(), bytes].concat();
         let sent = [frame(&data[..3]), frame(&data[3..150]), frame(&data[150..]), frame(b""), vec![9; 9]].concat();
         for step in 1..sent.len() {
-            let (mut frames, mut got, mut has_ended) = (Frames::default(), Vec::<u8>::new(), false);
+            let (mut frames, mut got, mut has_ended) = (FrameSplitter::default(), Vec::<u8>::new(), false);
             'pieces: for mut piece in sent.chunks(step) {
                 while !piece.is_empty() {
                     match frames.next(&mut piece) {

@@ -1,4 +1,4 @@
-//! [`Stream`]: the stream that a command reads or writes, such as a send stream.
+//! [`CommandStream`]: the stream that a command reads or writes, such as a send stream.
 //!
 //! - O1. The other end of a stream may stop. So a command notices in between when it is cancelled.
 //! - O2. A command of another program gets a [`ByteQueue`], whose other end the connection's thread has. It never reads,
@@ -13,35 +13,35 @@ use rustix::io::Errno;
 use ubtrfs_transaction::Job;
 
 use crate::byte_queue::{ByteQueue, PAUSE, Taken};
-use crate::execute::Context;
-use crate::failure::{Failure, Result};
+use crate::execute::CommandContext;
+use crate::failure::{CommandFailure, Result};
 
 /// The stream that a command reads or writes.
 #[derive(Clone, Copy, Debug)]
-pub enum Stream<'s> {
+pub enum CommandStream<'s> {
     /// A file, pipe or terminal of this process, for a command that runs in this process.
     File(BorrowedFd<'s>),
     /// The stream of a command that another program sent (O2).
     Queue(&'s ByteQueue),
 }
 
-impl<'s> Stream<'s> {
-    fn of(context: &Context<'s>) -> Result<Self> {
-        context.stream.ok_or_else(|| Failure::new(Errno::BADF, "the request lacks its stream"))
+impl<'s> CommandStream<'s> {
+    fn of(context: &CommandContext<'s>) -> Result<Self> {
+        context.stream.ok_or_else(|| CommandFailure::new(Errno::BADF, "the request lacks its stream"))
     }
 }
 
 /// Writes to a stream as it accepts bytes (O1).
-pub(crate) struct Output<'o> {
-    stream: Stream<'o>,
+pub(crate) struct StreamOutput<'o> {
+    stream: CommandStream<'o>,
     job: &'o Job,
     bytes: u64,
 }
 
-impl<'o> Output<'o> {
+impl<'o> StreamOutput<'o> {
     /// The stream of a request.
-    pub(crate) fn of(context: &Context<'o>) -> Result<Self> {
-        Ok(Self { stream: Stream::of(context)?, job: context.job, bytes: 0 })
+    pub(crate) fn of(context: &CommandContext<'o>) -> Result<Self> {
+        Ok(Self { stream: CommandStream::of(context)?, job: context.job, bytes: 0 })
     }
 
     /// Number of bytes written.
@@ -50,19 +50,19 @@ impl<'o> Output<'o> {
     }
 }
 
-impl Write for Output<'_> {
+impl Write for StreamOutput<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         loop {
             if self.job.progress().is_cancelled {
                 return Err(io::Error::other("the command was cancelled"));
             }
             let done = match self.stream {
-                Stream::Queue(queue) => queue.put(bytes)?,
-                Stream::File(file) if is_ready(file, PollFlags::OUT)? => match rustix::io::write(file, bytes) {
+                CommandStream::Queue(queue) => queue.put(bytes)?,
+                CommandStream::File(file) if is_ready(file, PollFlags::OUT)? => match rustix::io::write(file, bytes) {
                     Err(Errno::INTR | Errno::AGAIN) => continue,
                     done => done?,
                 },
-                Stream::File(_) => continue,
+                CommandStream::File(_) => continue,
             };
             if done > 0 || bytes.is_empty() {
                 self.bytes = self.bytes.saturating_add(done as u64);
@@ -77,35 +77,37 @@ impl Write for Output<'_> {
 }
 
 /// Reads from a stream as bytes arrive (O1).
-pub(crate) struct Input<'i, E> {
-    stream: Stream<'i>,
+pub(crate) struct StreamInput<'i, E> {
+    stream: CommandStream<'i>,
     has_ended: E,
 }
 
-impl<'i, E: Fn() -> bool> Input<'i, E> {
+impl<'i, E: Fn() -> bool> StreamInput<'i, E> {
     /// The stream of a request. `has_ended` tells that the command has ended, so that nothing needs to be read any more.
-    pub(crate) fn of(context: &Context<'i>, has_ended: E) -> Result<Self> {
-        Ok(Self { stream: Stream::of(context)?, has_ended })
+    pub(crate) fn of(context: &CommandContext<'i>, has_ended: E) -> Result<Self> {
+        Ok(Self { stream: CommandStream::of(context)?, has_ended })
     }
 }
 
-impl<E: Fn() -> bool> Read for Input<'_, E> {
+impl<E: Fn() -> bool> Read for StreamInput<'_, E> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         loop {
             if (self.has_ended)() {
                 return Err(io::Error::other("the receive has ended"));
             }
             match self.stream {
-                Stream::Queue(queue) => match queue.take(out, PAUSE) {
+                CommandStream::Queue(queue) => match queue.take(out, PAUSE) {
                     Taken::Bytes(count) => return Ok(count),
                     Taken::End => return Ok(0),
                     Taken::Nothing => {}
                 },
-                Stream::File(file) if is_ready(file, PollFlags::IN)? => match rustix::io::read(file, &mut *out) {
-                    Err(Errno::INTR | Errno::AGAIN) => {}
-                    done => return Ok(done?),
-                },
-                Stream::File(_) => {}
+                CommandStream::File(file) if is_ready(file, PollFlags::IN)? => {
+                    match rustix::io::read(file, &mut *out) {
+                        Err(Errno::INTR | Errno::AGAIN) => {}
+                        done => return Ok(done?),
+                    }
+                }
+                CommandStream::File(_) => {}
             }
         }
     }

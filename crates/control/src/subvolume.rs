@@ -9,7 +9,7 @@
 //! | delete by id | the same as delete; the directory need not be reachable                          |
 //! | delete, as the user who mounted | write and search of the directory, ownership of the subvolume's root directory, the rule of unlink for sticky directories |
 //! | set read-only      | ownership of the subvolume's root directory                                              |
-//! | set default, list, list deleted, sync | the rights of an administrator ([`Context::require_admin`])                         |
+//! | set default, list, list deleted, sync | the rights of an administrator ([`CommandContext::require_admin`])                  |
 //!
 //! rmdir also removes an empty subvolume. It needs the rights that are needed to remove a directory.
 //!
@@ -25,8 +25,8 @@ use uuid::Uuid;
 
 use crate::access::may_change_names;
 use crate::caller::permit;
-use crate::execute::{Context, FileNr};
-use crate::failure::{Failure, Result};
+use crate::execute::{CommandContext, FileNr};
+use crate::failure::{CommandFailure, Result};
 
 /// A command on subvolumes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +61,7 @@ pub enum Request {
         qgroups: Vec<u64>,
         /// Limits of the new subvolume's own quota group. Only administrators may set limits.
         #[serde(default)]
-        limits: Option<Limits>,
+        limits: Option<QgroupLimits>,
     },
     /// Creates a snapshot. Its quota group gets the limits of the source's group.
     Snapshot {
@@ -116,7 +116,7 @@ pub enum Request {
 /// The limits of a quota group, with the fields as on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Limits {
+pub struct QgroupLimits {
     /// Bits that select the limits in force: 1 for `max_referenced`, 2 for `max_exclusive`.
     pub flags: u64,
     /// Limit of the referenced bytes.
@@ -129,8 +129,8 @@ pub struct Limits {
     pub rsv_exclusive: u64,
 }
 
-impl From<Limits> for QgroupLimit {
-    fn from(limits: Limits) -> Self {
+impl From<QgroupLimits> for QgroupLimit {
+    fn from(limits: QgroupLimits) -> Self {
         Self {
             flags: limits.flags,
             max_rfer: limits.max_referenced,
@@ -152,10 +152,10 @@ pub enum Response {
         /// Whether the file is the subvolume's root directory.
         is_root: bool,
         /// The subvolume.
-        subvolume: Subvolume,
+        subvolume: SubvolumeDescription,
     },
     /// Subvolumes in order of id; empty after the last subvolume.
-    Page(Vec<Subvolume>),
+    Page(Vec<SubvolumeDescription>),
     /// The default subvolume.
     Default {
         /// The subvolume's id.
@@ -184,7 +184,7 @@ impl Request {
     }
 }
 
-pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<Response> {
     let done = |()| Response::Done;
     match request {
         Request::Info { of } => info(context, of),
@@ -205,26 +205,26 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     }
 }
 
-fn info(context: &Context<'_>, of: FileNr) -> Result<Response> {
+fn info(context: &CommandContext<'_>, of: FileNr) -> Result<Response> {
     let id = context.inode(of)?;
     Ok(Response::Info { is_root: root_of(id).is_ok(), subvolume: context.fs.subvolume_info(id.root)?.into() })
 }
 
 fn page(
-    context: &Context<'_>,
+    context: &CommandContext<'_>,
     from: RootId,
     list: impl Fn(&Fs, RootId, usize) -> ubtrfs_fs::Result<Vec<SubvolumeInfo>>,
-) -> Result<Vec<Subvolume>> {
+) -> Result<Vec<SubvolumeDescription>> {
     context.require_admin()?;
-    Ok(list(context.fs, from, PAGE)?.into_iter().map(Subvolume::from).collect())
+    Ok(list(context.fs, from, PAGE)?.into_iter().map(SubvolumeDescription::from).collect())
 }
 
 fn create(
-    context: &Context<'_>,
+    context: &CommandContext<'_>,
     dir: FileNr,
     name: &[u8],
     umask: u32,
-    (qgroups, limits): (&[u64], Option<Limits>),
+    (qgroups, limits): (&[u64], Option<QgroupLimits>),
 ) -> Result<()> {
     check_name(name)?;
     let qgroups = joined(context, qgroups)?;
@@ -240,7 +240,7 @@ fn create(
 }
 
 fn snapshot(
-    context: &Context<'_>,
+    context: &CommandContext<'_>,
     (source, dir): (FileNr, FileNr),
     name: &[u8],
     read_only: bool,
@@ -259,13 +259,13 @@ fn snapshot(
 
 /// Returns the quota groups that a new subvolume joins. Only administrators may name quota groups, as for all changes
 /// of quotas. As on Linux, the named groups are ignored while quotas are off.
-fn joined(context: &Context<'_>, qgroups: &[u64]) -> Result<Vec<QgroupId>> {
+fn joined(context: &CommandContext<'_>, qgroups: &[u64]) -> Result<Vec<QgroupId>> {
     if qgroups.is_empty() {
         return Ok(Vec::new());
     }
     context.require_admin().map_err(|failure| {
         let text = "only root and the user who mounted it may let it join quota groups (-i)";
-        Failure { text: text.to_owned(), has_advice: true, ..failure }
+        CommandFailure { text: text.to_owned(), has_advice: true, ..failure }
     })?;
     if context.fs.quota_status().is_none() {
         return Ok(Vec::new());
@@ -280,14 +280,14 @@ fn joined(context: &Context<'_>, qgroups: &[u64]) -> Result<Vec<QgroupId>> {
             () if known.iter().any(|group| group.id == id) => continue,
             () => (Errno::NOENT, format!("there is no quota group {id} to join; list them with: ubtrfs qgroup show")),
         };
-        return Err(Failure { has_advice: true, ..Failure::new(errno, text) });
+        return Err(CommandFailure { has_advice: true, ..CommandFailure::new(errno, text) });
     }
     Ok(qgroups.iter().map(|id| QgroupId(*id)).collect())
 }
 
 /// Deletes the subvolume with this id. As on Linux, the caller needs the same rights as for a deletion by name, but need
 /// not be able to reach the subvolume's directory.
-fn delete_by_id(context: &Context<'_>, id: RootId) -> Result<()> {
+fn delete_by_id(context: &CommandContext<'_>, id: RootId) -> Result<()> {
     if id < RootId::FIRST_FREE {
         return Err(Error::InvalidArgument("no subvolume with this id can be deleted").into());
     }
@@ -298,7 +298,7 @@ fn delete_by_id(context: &Context<'_>, id: RootId) -> Result<()> {
 }
 
 /// Deletes the subvolume with a name in `dir`. If `expected` is given, the subvolume must have this id.
-fn delete(context: &Context<'_>, dir: InodeId, name: &[u8], expected: Option<RootId>) -> Result<()> {
+fn delete(context: &CommandContext<'_>, dir: InodeId, name: &[u8], expected: Option<RootId>) -> Result<()> {
     check_name(name)?;
     let (fs, caller) = (context.fs, context.caller);
     let found = fs.lookup(dir, name)?;
@@ -310,7 +310,7 @@ fn delete(context: &Context<'_>, dir: InodeId, name: &[u8], expected: Option<Roo
     permit(is_admin || fs.options().user_subvol_rm_allowed || context.is_mount_owner(), "").map_err(|failure| {
         let text = "users may not delete subvolumes here; do it as root, mount with -o user_subvol_rm_allowed, or remove an \
                     empty one with rmdir";
-        Failure { text: text.to_owned(), has_advice: true, ..failure }
+        CommandFailure { text: text.to_owned(), has_advice: true, ..failure }
     })?;
     if expected.is_some() && !is_admin && context.inode(0)?.root == found.id.root {
         return Err(Error::InvalidArgument("users cannot delete a subvolume through a file in it").into());
@@ -335,8 +335,8 @@ fn delete(context: &Context<'_>, dir: InodeId, name: &[u8], expected: Option<Roo
 }
 
 /// Explains why a subvolume cannot be deleted, because several reasons share one error number.
-fn why_not_deleted(context: &Context<'_>, dir: InodeId, victim: RootId, error: Error) -> Failure {
-    let failure = Failure::from(error);
+fn why_not_deleted(context: &CommandContext<'_>, dir: InodeId, victim: RootId, error: Error) -> CommandFailure {
+    let failure = CommandFailure::from(error);
     if failure.errno() != Errno::PERM {
         return failure;
     }
@@ -349,27 +349,27 @@ fn why_not_deleted(context: &Context<'_>, dir: InodeId, victim: RootId, error: E
     } else {
         return failure;
     };
-    Failure { text: text.to_owned(), has_advice: true, ..failure }
+    CommandFailure { text: text.to_owned(), has_advice: true, ..failure }
 }
 
-fn set_read_only(context: &Context<'_>, of: FileNr, read_only: bool, force: bool) -> Result<()> {
+fn set_read_only(context: &CommandContext<'_>, of: FileNr, read_only: bool, force: bool) -> Result<()> {
     let id = context.inode(of)?;
     permit(context.caller.is_owner_of(context.fs.getattr(id)?.uid), "it belongs to another user")?;
     if !read_only && !force && !context.fs.subvolume_info(root_of(id)?)?.received_uuid.is_nil() {
         let text = "it was received, and incremental streams may need it; make a snapshot of it instead, or let it lose its \
                     received UUID with -f";
-        return Err(Failure { has_advice: true, ..Failure::new(Errno::PERM, text) });
+        return Err(CommandFailure { has_advice: true, ..CommandFailure::new(Errno::PERM, text) });
     }
     Ok(context.fs.set_subvolume_read_only(root_of(id)?, read_only)?)
 }
 
-fn set_default(context: &Context<'_>, id: Option<u64>) -> Result<()> {
+fn set_default(context: &CommandContext<'_>, id: Option<u64>) -> Result<()> {
     context.require_admin()?;
     let id = id.map_or_else(|| root_of(context.inode(0)?), |id| Ok(RootId(id)))?;
     Ok(context.fs.set_default_subvolume(id)?)
 }
 
-fn sync(context: &Context<'_>) -> Result<()> {
+fn sync(context: &CommandContext<'_>) -> Result<()> {
     context.require_admin()?;
     let job = context.job;
     let mut most = 0;
@@ -384,7 +384,7 @@ fn sync(context: &Context<'_>) -> Result<()> {
     })?)
 }
 
-fn check_owner(context: &Context<'_>, subvolume: RootId) -> Result<()> {
+fn check_owner(context: &CommandContext<'_>, subvolume: RootId) -> Result<()> {
     let owner = context.fs.getattr(InodeId::root_of(subvolume))?.uid;
     permit(context.caller.is_owner_of(owner), "the subvolume's root directory belongs to another user")
 }
@@ -415,7 +415,7 @@ const FS_APPEND_FL: u32 = 0x20;
 /// A subvolume as sent to the client. The fields are those of [`SubvolumeInfo`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "SubvolumeInfo documents the fields")]
-pub struct Subvolume {
+pub struct SubvolumeDescription {
     pub id: u64,
     #[serde(with = "crate::bytes")]
     pub path: Vec<u8>,
@@ -436,7 +436,7 @@ pub struct Subvolume {
     pub rtime: (i64, u32),
 }
 
-impl From<SubvolumeInfo> for Subvolume {
+impl From<SubvolumeInfo> for SubvolumeDescription {
     fn from(info: SubvolumeInfo) -> Self {
         let time = |time: Timespec| (time.sec, time.nsec);
         Self {
@@ -461,8 +461,8 @@ impl From<SubvolumeInfo> for Subvolume {
     }
 }
 
-impl From<Subvolume> for SubvolumeInfo {
-    fn from(subvolume: Subvolume) -> Self {
+impl From<SubvolumeDescription> for SubvolumeInfo {
+    fn from(subvolume: SubvolumeDescription) -> Self {
         let time = |(sec, nsec)| Timespec { sec, nsec };
         Self {
             id: RootId(subvolume.id),

@@ -24,7 +24,7 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
-use crate::sent_files::Files;
+use crate::sent_files::SentFiles;
 
 /// The greatest length of a request.
 pub(crate) const REQUEST_MAX: usize = 64 << 10;
@@ -58,7 +58,7 @@ impl AsFd for Wire {
 #[derive(Debug, Default)]
 pub(crate) struct Frame {
     pub(crate) bytes: Vec<u8>,
-    pub(crate) files: Files,
+    pub(crate) files: SentFiles,
 }
 
 impl Wire {
@@ -108,11 +108,16 @@ impl Wire {
 
     /// Receives a frame of at most `max` bytes; `None` if the other end has closed before the frame's first byte.
     pub(crate) fn receive(&self, max: usize, until: Option<Instant>) -> io::Result<Option<Frame>> {
-        self.receive_with(Files::default(), max, until)
+        self.receive_with(SentFiles::default(), max, until)
     }
 
     /// Works like [`Self::receive`]; the files of the frame are added to `files`.
-    pub(crate) fn receive_with(&self, files: Files, max: usize, until: Option<Instant>) -> io::Result<Option<Frame>> {
+    pub(crate) fn receive_with(
+        &self,
+        files: SentFiles,
+        max: usize,
+        until: Option<Instant>,
+    ) -> io::Result<Option<Frame>> {
         let mut frame = Frame { bytes: Vec::new(), files };
         let mut head = [0; 4];
         if !self.fill(&mut head, &mut frame.files, until)? {
@@ -133,7 +138,7 @@ impl Wire {
     }
 
     /// Reads exactly this many bytes; `false` if the other end closed before the first byte.
-    fn fill(&self, bytes: &mut [u8], files: &mut Files, until: Option<Instant>) -> io::Result<bool> {
+    fn fill(&self, bytes: &mut [u8], files: &mut SentFiles, until: Option<Instant>) -> io::Result<bool> {
         let mut at = 0;
         while at < bytes.len() {
             let mut space = [const { MaybeUninit::<u8>::uninit() }; rustix::cmsg_space!(ScmRights(FILES_MAX))];
@@ -168,7 +173,7 @@ impl Wire {
 
     /// Sends a frame with files.
     pub(crate) fn send(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let mut out = Outgoing::new(bytes)?;
+        let mut out = OutgoingFrame::new(bytes)?;
         while !self.push(&mut out, files)? {
             self.wait(PollFlags::OUT, Some(Instant::now() + WRITE_PATIENCE))?;
         }
@@ -176,7 +181,7 @@ impl Wire {
     }
 
     /// Sends the rest of a frame.
-    pub(crate) fn finish(&self, out: &mut Outgoing) -> io::Result<()> {
+    pub(crate) fn finish(&self, out: &mut OutgoingFrame) -> io::Result<()> {
         while !self.push(out, &[])? {
             self.wait(PollFlags::OUT, Some(Instant::now() + WRITE_PATIENCE))?;
         }
@@ -184,7 +189,7 @@ impl Wire {
     }
 
     /// Sends as much of a frame as fits without waiting. Returns whether the whole frame is sent.
-    pub(crate) fn push(&self, out: &mut Outgoing, files: &[BorrowedFd<'_>]) -> io::Result<bool> {
+    pub(crate) fn push(&self, out: &mut OutgoingFrame, files: &[BorrowedFd<'_>]) -> io::Result<bool> {
         while out.sent < out.bytes.len() {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             let rest = &out.bytes[out.sent..];
@@ -268,12 +273,12 @@ impl Wire {
 
 /// A frame that may be partly sent.
 #[derive(Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct OutgoingFrame {
     bytes: Vec<u8>,
     sent: usize,
 }
 
-impl Outgoing {
+impl OutgoingFrame {
     /// An empty frame: nothing is left to send.
     pub(crate) fn nothing() -> Self {
         Self { bytes: Vec::new(), sent: 0 }

@@ -16,9 +16,9 @@
 //! | FITRIM              | start 0, len 8, minlen 16                                                               |
 
 use rustix::io::Errno;
-use ubtrfs_control::balance::{self, Report, Start, Status};
-use ubtrfs_control::defragment::{self, Method};
-use ubtrfs_control::{Failure, Request, Response, Result, filesystem, quota};
+use ubtrfs_control::balance::{self, BalanceReportMessage, BalanceStatusMessage, StartBalance};
+use ubtrfs_control::defragment::{self, DefragmentCompression};
+use ubtrfs_control::{CommandFailure, Request, Response, Result, filesystem, quota};
 use ubtrfs_format::item::{BalanceArgs, BalanceFlags, BalanceItem};
 use ubtrfs_fs::Error;
 
@@ -79,9 +79,9 @@ fn balance(command: &Command<'_>, request: balance::Request) -> Result<balance::
 }
 
 /// The failure of an ioctl that a signal interrupts, with the errno of Linux.
-fn if_cancelled(failure: Failure, errno: Errno) -> Failure {
+fn if_cancelled(failure: CommandFailure, errno: Errno) -> CommandFailure {
     match failure.errno() == Errno::CANCELED {
-        true => Failure::new(errno, "a signal arrived"),
+        true => CommandFailure::new(errno, "a signal arrived"),
         false => failure,
     }
 }
@@ -100,7 +100,7 @@ fn small_at(data: &[u8], offset: usize) -> Result<u32> {
     Ok(u32::from_le_bytes(*bytes))
 }
 
-fn invalid(what: &'static str) -> Failure {
+fn invalid(what: &'static str) -> CommandFailure {
     Error::InvalidArgument(what).into()
 }
 
@@ -109,14 +109,14 @@ fn defragment(command: &Command<'_>, data: &[u8]) -> Result<()> {
     const START_IO: u64 = 2;
     let flags = word_at(data, 16)?;
     if flags & !(COMPRESS | START_IO) != 0 {
-        return Err(Failure::new(Errno::OPNOTSUPP, "unknown flags"));
+        return Err(CommandFailure::new(Errno::OPNOTSUPP, "unknown flags"));
     }
     let compress = match small_at(data, 28)? {
         _ if flags & COMPRESS == 0 => None,
         // Linux takes zlib if no method is given.
-        0 | 1 => Some((Method::Zlib, 0)),
-        2 => Some((Method::Lzo, 0)),
-        3 => Some((Method::Zstd, 0)),
+        0 | 1 => Some((DefragmentCompression::Zlib, 0)),
+        2 => Some((DefragmentCompression::Lzo, 0)),
+        3 => Some((DefragmentCompression::Zstd, 0)),
         _ => return Err(invalid("a compression method")),
     };
     let small_bytes = match small_at(data, 24)? {
@@ -145,7 +145,7 @@ fn start_balance(command: &Command<'_>, data: &[u8]) -> Result<Answer> {
         let known = BalanceFlags::all().bits();
         if flags == 0 {
             // The flags select no type of block group, so there is nothing to do, as in Linux.
-            return balanced(data, &Report::default());
+            return balanced(data, &BalanceReportMessage::default());
         }
         if flags & !known != 0 {
             return Err(invalid("unknown flags of a balance"));
@@ -155,7 +155,13 @@ fn start_balance(command: &Command<'_>, data: &[u8]) -> Result<Answer> {
             BalanceArgs::decode(bytes).map_err(|_| short())
         };
         let (data, metadata, system) = (args(DATA_ARGS)?, args(METADATA_ARGS)?, args(SYSTEM_ARGS)?);
-        balance::Request::Start(Box::new(Start::of(&BalanceItem { flags, data, metadata, system, unused: [0; 4] })))
+        balance::Request::Start(Box::new(StartBalance::of(&BalanceItem {
+            flags,
+            data,
+            metadata,
+            system,
+            unused: [0; 4],
+        })))
     };
     match balance(command, request)? {
         balance::Response::Done(report) => balanced(data, &report),
@@ -164,14 +170,14 @@ fn start_balance(command: &Command<'_>, data: &[u8]) -> Result<Answer> {
 }
 
 /// Returns the answer to a balance ioctl: the ioctl's argument, in which the counts of `report` are filled in.
-fn balanced(data: &[u8], report: &Report) -> Result<Answer> {
+fn balanced(data: &[u8], report: &BalanceReportMessage) -> Result<Answer> {
     let mut out = data.get(..COUNTS).ok_or_else(short)?.to_vec();
     out[STATE..STATE + 8].fill(0);
     out.extend([report.expected, report.considered, report.completed].map(u64::to_le_bytes).as_flattened());
     // As in Linux, a block group that cannot be moved does not stop the balance, but the ioctl fails at the end.
     let result = match report {
-        Report { failures, .. } if !failures.is_empty() => -Errno::IO.raw_os_error(),
-        Report { without_space: 1.., .. } => -Errno::NOSPC.raw_os_error(),
+        BalanceReportMessage { failures, .. } if !failures.is_empty() => -Errno::IO.raw_os_error(),
+        BalanceReportMessage { without_space: 1.., .. } => -Errno::NOSPC.raw_os_error(),
         _ => 0,
     };
     Ok(Answer { data: padded(out, BALANCE_LEN), result })
@@ -181,7 +187,7 @@ fn balance_progress(command: &Command<'_>) -> Result<Vec<u8>> {
     let balance::Response::Status(status) = balance(command, balance::Request::Status)? else {
         return Err(other_answer());
     };
-    let status = status.ok_or_else(|| Failure::new(Errno::NOTCONN, "there is no balance"))?;
+    let status = status.ok_or_else(|| CommandFailure::new(Errno::NOTCONN, "there is no balance"))?;
     const RUNNING: u64 = 1;
     const PAUSING: u64 = 2;
     const CANCELLING: u64 = 4;
@@ -192,7 +198,7 @@ fn balance_progress(command: &Command<'_>) -> Result<Vec<u8>> {
         _ => 0,
     };
     let item = status.item()?;
-    let Status { expected, considered, completed, .. } = status;
+    let BalanceStatusMessage { expected, considered, completed, .. } = status;
     let mut out = [item.flags, state].map(u64::to_le_bytes).as_flattened().to_vec();
     for args in [item.data, item.metadata, item.system] {
         out.extend(args.encode());

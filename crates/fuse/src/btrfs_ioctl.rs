@@ -17,9 +17,9 @@
 
 use rustix::io::Errno;
 use ubtrfs_control::device::{self, NewSize};
-use ubtrfs_control::filesystem::{self, Info};
-use ubtrfs_control::search::{self, Item, Range};
-use ubtrfs_control::{Failure, Request, Response, Result};
+use ubtrfs_control::filesystem::{self, FilesystemInfo};
+use ubtrfs_control::search::{self, SearchItem, SearchRange};
+use ubtrfs_control::{CommandFailure, Request, Response, Result};
 use ubtrfs_fs::Error;
 
 use crate::subvolume_ioctl::{Command, NAME, name_of, short, word};
@@ -91,8 +91,8 @@ fn search(command: &Command<'_>, request: search::Request) -> Result<search::Res
     }
 }
 
-pub(crate) fn other_answer() -> Failure {
-    Failure::new(Errno::IO, "unexpected answer")
+pub(crate) fn other_answer() -> CommandFailure {
+    CommandFailure::new(Errno::IO, "unexpected answer")
 }
 
 /// Waits until a transaction is durable; transid 0 means the running one.
@@ -107,22 +107,22 @@ fn wait_sync(command: &Command<'_>, data: &[u8]) -> Result<()> {
     }
 }
 
-fn no_transaction(transid: u64) -> Failure {
-    Failure::new(Errno::INVAL, format!("there is no transaction {transid} yet"))
+fn no_transaction(transid: u64) -> CommandFailure {
+    CommandFailure::new(Errno::INVAL, format!("there is no transaction {transid} yet"))
 }
 
 fn sync(command: &Command<'_>) -> Result<()> {
     whole(command, filesystem::Request::Sync).map(|_| ())
 }
 
-fn info(command: &Command<'_>) -> Result<Info> {
+fn info(command: &Command<'_>) -> Result<FilesystemInfo> {
     match whole(command, filesystem::Request::Info)? {
         filesystem::Response::Info(info) => Ok(info),
         _ => Err(other_answer()),
     }
 }
 
-fn fs_info(info: &Info) -> Vec<u8> {
+fn fs_info(info: &FilesystemInfo) -> Vec<u8> {
     let mut out = Vec::with_capacity(FS_INFO_LEN);
     out.extend(info.max_devid.to_le_bytes());
     out.extend(info.num_devices.to_le_bytes());
@@ -146,9 +146,10 @@ fn dev_info(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
     let filesystem::Response::Usage(usage) = whole(command, filesystem::Request::Usage)? else {
         return Err(other_answer());
     };
-    let is_it =
-        |device: &&filesystem::Device| device.devid == devid && (*uuid == [0; 16] || device.uuid.as_bytes() == uuid);
-    let missing = || Failure::new(Errno::NODEV, "no such device");
+    let is_it = |device: &&filesystem::DeviceInfo| {
+        device.devid == devid && (*uuid == [0; 16] || device.uuid.as_bytes() == uuid)
+    };
+    let missing = || CommandFailure::new(Errno::NODEV, "no such device");
     let device = usage.devices.iter().find(is_it).ok_or_else(missing)?;
     let mut out = device.devid.to_le_bytes().to_vec();
     out.extend(device.uuid.as_bytes());
@@ -266,13 +267,13 @@ fn tree_search(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
     let at = |offset: usize| word(head.get(offset..).unwrap_or_default());
     let small = |offset: usize| {
         let bytes = head.get(offset..).and_then(<[u8]>::first_chunk::<4>).ok_or_else(short)?;
-        Ok::<_, Failure>(u32::from_le_bytes(*bytes))
+        Ok::<_, CommandFailure>(u32::from_le_bytes(*bytes))
     };
     // Item types above 255 match no item.
     let (min_type, max_type) = (small(56)?, small(60)?);
     let tree = at(0)?;
     let Ok(min_type) = u8::try_from(min_type) else { return Ok(found(head, &[])) };
-    let range = Range {
+    let range = SearchRange {
         tree: (tree != 0).then_some(tree),
         min: (at(8)?, min_type, at(24)?),
         max: (at(16)?, u8::try_from(max_type).unwrap_or(u8::MAX), at(32)?),
@@ -287,7 +288,7 @@ fn tree_search(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
 }
 
 /// The answer of TREE_SEARCH: the request with the number of items filled in, then each item after its header.
-fn found(head: &[u8], items: &[Item]) -> Vec<u8> {
+fn found(head: &[u8], items: &[SearchItem]) -> Vec<u8> {
     let mut out = head.to_vec();
     out[64..68].copy_from_slice(&u32::try_from(items.len()).unwrap_or(0).to_le_bytes());
     for item in items {
@@ -341,7 +342,7 @@ mod tests {
 
     #[test]
     fn found_items_lie_behind_the_request() {
-        let item = Item { generation: 7, key: (256, 84, 9), bytes: b"abc".to_vec() };
+        let item = SearchItem { generation: 7, key: (256, 84, 9), bytes: b"abc".to_vec() };
         let out = found(&[1; SEARCH_HEAD], &[item.clone(), item]);
         let at = |offset: usize| u64::from_le_bytes(*out[offset..].first_chunk().unwrap());
         assert_eq!((out.len(), &out[64..68]), (ARGS_LEN, &[2, 0, 0, 0][..]));

@@ -89,8 +89,8 @@ impl Groups {
     }
 
     /// The process that made an ioctl, as the caller of a command. The process is blocked until the ioctl is answered.
-    pub(crate) fn waiting_caller(&self, req: &Request<'_>) -> ubtrfs_control::Caller {
-        ubtrfs_control::Caller::of_request(req.uid, req.gid, req.pid, Arc::new(self.clone()))
+    pub(crate) fn waiting_caller(&self, req: &Request<'_>) -> ubtrfs_control::CommandCaller {
+        ubtrfs_control::CommandCaller::of_request(req.uid, req.gid, req.pid, Arc::new(self.clone()))
     }
 
     /// Whether the caller may change any inode as if it were the owner.

@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use rustix::fs::{OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
 use ubtrfs_control::{
-    Context, Failure, FileId, Host, ImageId, OpenFile, ProcessFile, Processes, Request, Response, execute, open_device,
-    quota,
+    CommandContext, CommandFailure, FileId, Host, ImageId, OpenFile, ProcessFile, Processes, Request, Response,
+    execute, open_device, quota,
 };
 use ubtrfs_device::Device;
 use ubtrfs_format::RootId;
@@ -116,12 +116,15 @@ impl MountHost {
         let opened = |id: &InodeId| OpenFile { id: *id, is_readable: true, is_writable: false, is_read_only_mount };
         let files: Vec<OpenFile> = ids.iter().map(opened).collect();
         let running = self.interrupts.start(req.unique, req.pid, ends_by(&request));
-        execute(&Context { fs, host: self, caller: &caller, files: &files, stream: None, job: &running.job }, request)
+        execute(
+            &CommandContext { fs, host: self, caller: &caller, files: &files, stream: None, job: &running.job },
+            request,
+        )
     }
 
     /// The inode that the caller of an ioctl has open under the number `descriptor`.
     pub(crate) fn inode_of(&self, req: &protocol::Request<'_>, descriptor: u32) -> ubtrfs_control::Result<InodeId> {
-        let closed = || Failure::new(Errno::INVAL, "no such descriptor, or /proc does not show it");
+        let closed = || CommandFailure::new(Errno::INVAL, "no such descriptor, or /proc does not show it");
         let file = self.groups.file_of(req.pid, descriptor, None).ok_or_else(closed)?;
         self.inode_with(file.id)
     }
@@ -143,12 +146,12 @@ fn ends_by(request: &Request) -> EndsBy {
 /// The number of mounts that are remembered. An older mount counts as a bind mount.
 const MOUNTS_MAX: usize = 4096;
 
-fn not_here() -> Failure {
-    Failure::new(Errno::XDEV, "the file is not in this mount; name paths in one mount or one image")
+fn not_here() -> CommandFailure {
+    CommandFailure::new(Errno::XDEV, "the file is not in this mount; name paths in one mount or one image")
 }
 
-fn not_open() -> Failure {
-    Failure::new(Errno::BADF, "the file is not open for reading or writing")
+fn not_open() -> CommandFailure {
+    CommandFailure::new(Errno::BADF, "the file is not open for reading or writing")
 }
 
 impl Host for MountHost {
@@ -180,11 +183,11 @@ impl Host for MountHost {
         if self.helper.get().is_some() {
             let text = "the server is confined and opens no files; unmount the filesystem, add the device to its image, and mount \
                         it again";
-            return Err(Failure::new(Errno::PERM, text));
+            return Err(CommandFailure::new(Errno::PERM, text));
         }
         if self.device.get().is_some_and(|device| id.is_file_of(*device)) {
             let text = "the new device is a file of the filesystem itself; give one that lies elsewhere";
-            return Err(Failure::new(Errno::INVAL, text));
+            return Err(CommandFailure::new(Errno::INVAL, text));
         }
         open_device(path, id, force)
     }

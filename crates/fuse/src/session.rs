@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use ubtrfs_control::{Canceller, Host, Peers, Server as Control};
+use ubtrfs_control::{Canceller, ControlServer as Control, Host, Peers};
 use ubtrfs_device::{Device, LoopEvent, LoopWatch};
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId};

@@ -23,8 +23,8 @@
 //! | 440    | 64   | 0                                                                    |
 
 use rustix::io::Errno;
-use ubtrfs_control::subvolume::{Limits, Request as Wanted, Response as Found, Subvolume};
-use ubtrfs_control::{Failure, Host, Processes, Request as ControlRequest, Response, Result};
+use ubtrfs_control::subvolume::{QgroupLimits, Request as Wanted, Response as Found, SubvolumeDescription};
+use ubtrfs_control::{CommandFailure, Host, Processes, Request as ControlRequest, Response, Result};
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::RootFlags;
 use ubtrfs_fs::{Error, Fs, InodeId};
@@ -83,7 +83,7 @@ impl Command<'_> {
     fn subvolume(&self, wanted: Wanted) -> Result<Found> {
         match self.run(ControlRequest::Subvolume(wanted))? {
             Response::Subvolume(found) => Ok(found),
-            _ => Err(Failure::new(Errno::IO, "an answer of another kind")),
+            _ => Err(CommandFailure::new(Errno::IO, "an answer of another kind")),
         }
     }
 
@@ -113,7 +113,7 @@ impl Command<'_> {
         // own FUSE mount is at the address. So only root can make a thread of the server wait for it.
         if self.req.uid != 0 {
             let text = "only root can name quota groups to join in an ioctl; use ubtrfs subvolume";
-            return Err(Failure::new(Errno::OPNOTSUPP, text));
+            return Err(CommandFailure::new(Errno::OPNOTSUPP, text));
         }
         let at = |offset: usize| word(data.get(offset..).unwrap_or_default());
         let (size, address) = (at(INHERIT_SIZE)?, at(INHERIT_SIZE + 8)?);
@@ -121,7 +121,7 @@ impl Command<'_> {
         let size = usize::try_from(size).ok().filter(|size| (INHERIT_HEAD..=INHERIT_MAX).contains(size));
         let memory = self.host.groups.memory_of(self.req.pid, address, size.ok_or_else(wrong)?);
         let unread = "the server cannot read the quota groups to join from the caller's memory; use ubtrfs subvolume";
-        inherited(&memory.ok_or_else(|| Failure::new(Errno::OPNOTSUPP, unread))?)
+        inherited(&memory.ok_or_else(|| CommandFailure::new(Errno::OPNOTSUPP, unread))?)
     }
 
     fn delete(&self, name: &[u8]) -> Result<Found> {
@@ -191,7 +191,7 @@ fn answer(command: &Command<'_>, cmd: u32, data: &[u8]) -> Result<Vec<u8>> {
         }
         BTRFS_IOC_SUBVOL_GETFLAGS | BTRFS_IOC_GET_SUBVOL_INFO => {
             let Found::Info { is_root, subvolume } = command.subvolume(Wanted::Info { of: 0 })? else {
-                return Err(Failure::new(Errno::IO, "an answer of another kind"));
+                return Err(CommandFailure::new(Errno::IO, "an answer of another kind"));
             };
             if cmd == BTRFS_IOC_GET_SUBVOL_INFO {
                 return Ok(encode_info(&subvolume));
@@ -202,7 +202,7 @@ fn answer(command: &Command<'_>, cmd: u32, data: &[u8]) -> Result<Vec<u8>> {
             let is_read_only = RootFlags::from_bits_retain(subvolume.flags).contains(RootFlags::RDONLY);
             return Ok((if is_read_only { SUBVOL_RDONLY } else { 0 }).to_le_bytes().to_vec());
         }
-        _ => return Err(Failure::new(Errno::NOTTY, "an unknown ioctl")),
+        _ => return Err(CommandFailure::new(Errno::NOTTY, "an unknown ioctl")),
     };
     done.map(|_| Vec::new())
 }
@@ -222,7 +222,7 @@ struct Inherited {
     /// Quota groups to join.
     qgroups: Vec<u64>,
     /// Limits of the subvolume's own group.
-    limits: Option<Limits>,
+    limits: Option<QgroupLimits>,
 }
 
 /// Decodes a `struct btrfs_qgroup_inherit`:
@@ -238,7 +238,7 @@ fn inherited(bytes: &[u8]) -> Result<Inherited> {
     let at = |offset: usize| word(bytes.get(offset..).unwrap_or_default());
     let limits = match at(0)? {
         0 => None,
-        1 => Some(Limits {
+        1 => Some(QgroupLimits {
             flags: at(32)?,
             max_referenced: at(40)?,
             max_exclusive: at(48)?,
@@ -275,11 +275,11 @@ pub(crate) fn word(data: &[u8]) -> Result<u64> {
     Ok(u64::from_le_bytes(*data.first_chunk::<8>().ok_or_else(short)?))
 }
 
-pub(crate) fn short() -> Failure {
+pub(crate) fn short() -> CommandFailure {
     Error::InvalidArgument("short ioctl argument").into()
 }
 
-fn encode_info(info: &Subvolume) -> Vec<u8> {
+fn encode_info(info: &SubvolumeDescription) -> Vec<u8> {
     let mut out = Vec::with_capacity(INFO_LEN);
     let word = |out: &mut Vec<u8>, word: u64| out.extend(word.to_le_bytes());
     word(&mut out, info.id);
@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn fields_are_where_the_table_says() {
         // Give each field a different value, so that exchanged fields are noticed.
-        let info = Subvolume {
+        let info = SubvolumeDescription {
             id: 300,
             path: b"dir/name".to_vec(),
             parent: Some(5),

@@ -251,16 +251,16 @@ impl BenchTarget for EngineTarget {
     }
 
     fn run_task(&self, what: Admin) -> Result<()> {
-        use ubtrfs_control::balance::{Filters, Request as Balance, Start};
+        use ubtrfs_control::balance::{Filters, Request as Balance, StartBalance};
         use ubtrfs_control::quota::Request as Quota;
         let channel = Channel::image(&self.fs, 0, 0);
         let all = || Some(Filters::default());
         let start = match what {
-            Admin::BalanceMetadata => Start { metadata: all(), system: all(), ..Start::default() },
-            Admin::BalanceData => Start { data: all(), ..Start::default() },
+            Admin::BalanceMetadata => StartBalance { metadata: all(), system: all(), ..StartBalance::default() },
+            Admin::BalanceData => StartBalance { data: all(), ..StartBalance::default() },
             Admin::ConvertDup => {
                 let filters = Filters { convert: Some("dup".to_owned()), ..Filters::default() };
-                Start { data: Some(filters), ..Start::default() }
+                StartBalance { data: Some(filters), ..StartBalance::default() }
             }
             Admin::EnableQuotas => {
                 channel.call(Request::Quota(Quota::Enable { simple: false }), &[])?;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use rustix::io::Errno;
 use serde_json::{Map, Value, json};
-use ubtrfs_control::balance::{Filters, Report, Request, Response, Start, Status};
-use ubtrfs_control::{Channel, Failure, ImageWork, Request as AnyRequest, Response as AnyResponse};
+use ubtrfs_control::balance::{BalanceReportMessage, BalanceStatusMessage, Filters, Request, Response, StartBalance};
+use ubtrfs_control::{Channel, CommandFailure, ImageWork, Request as AnyRequest, Response as AnyResponse};
 use ubtrfs_transaction::Job;
 
 use super::background::Detached;
@@ -192,7 +192,7 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
     }
     let all = data.is_none() && metadata.is_none() && system.is_none();
     let every = || all.then(Filters::default);
-    let start = Start {
+    let start = StartBalance {
         data: data.or_else(every),
         // As in btrfs-progs, the metadata filters apply to system block groups too if -s is not given.
         system: system.or_else(|| metadata.clone()).or_else(every),
@@ -251,7 +251,7 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
 /// The end of a command whose balance did not end by itself. As in btrfs-progs, a pause or cancellation on request is no
 /// error of `btrfs balance start`.
 fn stopped(error: anyhow::Error, status: ExitCode) -> anyhow::Result<ExitCode> {
-    match error.downcast_ref::<Failure>().filter(|failure| is_progs() && failure.errno() == Errno::CANCELED) {
+    match error.downcast_ref::<CommandFailure>().filter(|failure| is_progs() && failure.errno() == Errno::CANCELED) {
         Some(failure) => {
             let how = if failure.text.contains("was paused") { "paused" } else { "canceled" };
             print_err(&format!("balance {how} by user"));
@@ -264,7 +264,7 @@ fn stopped(error: anyhow::Error, status: ExitCode) -> anyhow::Result<ExitCode> {
 /// Whether a balance cannot start because another balance is running. A paused balance does not end by itself, so it is
 /// not worth waiting for.
 fn is_running(channel: &Channel<'_>, error: &anyhow::Error) -> anyhow::Result<bool> {
-    if error.downcast_ref::<Failure>().is_none_or(|failure| failure.errno() != Errno::INPROGRESS) {
+    if error.downcast_ref::<CommandFailure>().is_none_or(|failure| failure.errno() != Errno::INPROGRESS) {
         return Ok(false);
     }
     match call(channel, Request::Status)? {
@@ -293,7 +293,7 @@ fn resume(args: ResumeArgs) -> anyhow::Result<ExitCode> {
 
 /// The message about a balance that was not started, or was paused or cancelled later.
 fn ended(error: anyhow::Error, verb: &str, path: &Target) -> anyhow::Error {
-    let is_stopped = error.downcast_ref::<Failure>().is_some_and(|failure| failure.errno() == Errno::CANCELED);
+    let is_stopped = error.downcast_ref::<CommandFailure>().is_some_and(|failure| failure.errno() == Errno::CANCELED);
     error.context(match is_stopped {
         true => path.filesystem(),
         false => format!("cannot {verb} balance of {}", path.filesystem()),
@@ -302,7 +302,7 @@ fn ended(error: anyhow::Error, verb: &str, path: &Target) -> anyhow::Error {
 
 /// As in btrfs-progs, the exit status is 2 if there is no balance to pause, resume or cancel.
 fn without_balance(error: anyhow::Error) -> anyhow::Result<ExitCode> {
-    if error.downcast_ref::<Failure>().is_none_or(|failure| failure.errno() != Errno::NOTCONN) {
+    if error.downcast_ref::<CommandFailure>().is_none_or(|failure| failure.errno() != Errno::NOTCONN) {
         return Err(error);
     }
     print_error(&error);
@@ -351,7 +351,7 @@ fn wait_in_queue(job: &Job) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn response(done: Result<AnyResponse, Failure>) -> anyhow::Result<Response> {
+fn response(done: Result<AnyResponse, CommandFailure>) -> anyhow::Result<Response> {
     match done {
         Ok(AnyResponse::Balance(response)) => Ok(response),
         Ok(other) => Err(anyhow!("unexpected answer of the server: {other:?}")),
@@ -359,7 +359,7 @@ fn response(done: Result<AnyResponse, Failure>) -> anyhow::Result<Response> {
     }
 }
 
-fn done(response: Response) -> anyhow::Result<Report> {
+fn done(response: Response) -> anyhow::Result<BalanceReportMessage> {
     match response {
         Response::Done(report) => Ok(report),
         other => bail!("unexpected answer of the server: {other:?}"),
@@ -367,8 +367,8 @@ fn done(response: Response) -> anyhow::Result<Report> {
 }
 
 /// Prints the result of a balance. The exit status is 1 if a block group could not be moved.
-fn tell(report: &Report, quiet: bool) -> anyhow::Result<ExitCode> {
-    let Report { completed, migrated, considered, without_space, failures, .. } = report;
+fn tell(report: &BalanceReportMessage, quiet: bool) -> anyhow::Result<ExitCode> {
+    let BalanceReportMessage { completed, migrated, considered, without_space, failures, .. } = report;
     let as_they_are =
         if *migrated > 0 { format!(", {migrated} of them with unchanged logical addresses") } else { String::new() };
     if !quiet {
@@ -391,8 +391,8 @@ fn tell(report: &Report, quiet: bool) -> anyhow::Result<ExitCode> {
     Ok(if failures.is_empty() && *without_space == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn shown(filesystem: &str, status: &Status, verbose: bool) -> String {
-    let Status { state, expected, considered, completed, filters } = status;
+fn shown(filesystem: &str, status: &BalanceStatusMessage, verbose: bool) -> String {
+    let BalanceStatusMessage { state, expected, considered, completed, filters } = status;
     // Before the block groups were counted, everything is left.
     let left = (expected.saturating_sub(*completed) * 100).checked_div(*expected).unwrap_or(100);
     let mut text = format!("Balance on '{filesystem}' is {state}\n");
@@ -405,7 +405,7 @@ fn shown(filesystem: &str, status: &Status, verbose: bool) -> String {
     text
 }
 
-fn status_json(status: &Status) -> Value {
+fn status_json(status: &BalanceStatusMessage) -> Value {
     let filters = status.filters.iter().map(|(kind, filters)| (kind.clone(), json!(filters)));
     json!({
         "state": status.state,

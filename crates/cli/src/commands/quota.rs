@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use serde_json::json;
-use ubtrfs_control::quota::{Request, Response, Status};
+use ubtrfs_control::quota::{QuotaStatusMessage, Request, Response};
 use ubtrfs_control::{Channel, Response as AnyResponse};
 use ubtrfs_fs::QgroupId;
 
@@ -114,7 +114,7 @@ pub(super) fn wait(channel: &Channel<'_>, target: &Target) -> anyhow::Result<()>
     Ok(())
 }
 
-pub(super) fn status_of(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Option<Status>> {
+pub(super) fn status_of(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Option<QuotaStatusMessage>> {
     match call(channel, target, "read the quotas of", Request::Status)? {
         Response::Status(status) => Ok(status),
         _ => bail!("{target}: unexpected answer of the server; unmount and mount with this ubtrfs"),
@@ -168,7 +168,7 @@ fn status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
         let nr_level_0 = groups.iter().filter(|group| QgroupId(group.id).level() == 0).count();
         if args.json {
             let mut value = json!({ "enabled": status.is_some() });
-            if let Some(Status { consistent, rescan, simple }) = status {
+            if let Some(QuotaStatusMessage { consistent, rescan, simple }) = status {
                 value["mode"] = if simple { "squota" } else { "qgroup" }.into();
                 value["inconsistent"] = (!consistent).into();
                 value["rescan"] = rescan.into();
@@ -181,7 +181,7 @@ fn status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
         let text = |name: &str, value: &str| format!("  {name:<24}{value}\n");
         let mut out = format!("Quotas on {}:\n", target.filesystem());
         out += &text("Enabled:", if status.is_some() { "yes" } else { "no" });
-        if let Some(Status { consistent, rescan, simple }) = status {
+        if let Some(QuotaStatusMessage { consistent, rescan, simple }) = status {
             out += &text("Mode:", if simple { "squota (simple accounting)" } else { "qgroup (full accounting)" });
             out += &text("Inconsistent:", if consistent { "no" } else { "yes" });
             out += &text("Rescan:", &rescan.map_or_else(|| "no".to_owned(), |at| format!("at address {at}")));

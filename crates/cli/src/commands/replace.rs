@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use rustix::io::Errno;
 use serde_json::json;
-use ubtrfs_control::replace::{Last, Report, Request, Response, Running, Start};
+use ubtrfs_control::replace::{Last, ReplaceProgress, ReplaceReportMessage, Request, Response, StartReplace};
 use ubtrfs_control::resolve::PathBytes;
 use ubtrfs_control::{Channel, Failure, ImageWork, Request as AnyRequest, Response as AnyResponse};
 use ubtrfs_format::item::DevReplaceItem;
@@ -150,7 +150,8 @@ fn start(args: &StartArgs) -> anyhow::Result<ExitCode> {
             return resume(args, &target, channel, detached.as_ref());
         }
         let (new, size_bytes) = new_device(&args.new, &target, args.force, args.nodiscard)?;
-        let request = AnyRequest::Replace(Request::Start(Start { devid, new, avoids_source: args.avoid_source }));
+        let request =
+            AnyRequest::Replace(Request::Start(StartReplace { devid, new, avoids_source: args.avoid_source }));
         let done = with_progress_in_bytes("copying the device", |job| {
             Detached::run_if(detached.as_ref(), job, || channel.call_with(request, &[], job))
         });
@@ -214,7 +215,7 @@ fn resume(
     target: &Target,
     channel: &Channel<'_>,
     detached: Option<&Detached>,
-) -> anyhow::Result<Report> {
+) -> anyhow::Result<ReplaceReportMessage> {
     if matches!(target, Target::Mounted(_)) {
         let name = target.filesystem();
         bail!("a device is being replaced already; see: ubtrfs replace status {name}");
@@ -236,7 +237,7 @@ fn lost_file((path, bytes): &(PathBytes, u64)) -> serde_json::Value {
 }
 
 /// The result as text, for a user of `ubtrfs`.
-fn text_of(args: &StartArgs, report: &Report) -> String {
+fn text_of(args: &StartArgs, report: &ReplaceReportMessage) -> String {
     let mut text = match is_progs() {
         true => String::new(),
         false => format!("{} has taken the place of {}\n", args.new.shown(), args.old.shown()),
@@ -353,7 +354,7 @@ fn state_name(last: &Last) -> &'static str {
     }
 }
 
-fn percent(running: &Running) -> f64 {
+fn percent(running: &ReplaceProgress) -> f64 {
     match running.total_bytes {
         0 => 0.0,
         total => running.done_bytes as f64 / total as f64 * 100.0,

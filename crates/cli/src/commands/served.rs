@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ubtrfs_control::{Channel, ImageId, ImageWork, LocalProcesses, OpenImage, Server, await_unmount, open_image};
+use ubtrfs_control::{
+    Channel, ControlServer, ImageId, ImageWork, LocalProcesses, OpenImage, await_unmount, open_image,
+};
 use ubtrfs_fs::Fs;
 
 use super::offline::{ImageOptions, Use, with_shared_image};
@@ -27,7 +29,7 @@ pub(crate) fn with_served<T>(
         let (uid, gid) = calling_user();
         let done = work(&Channel::image(fs, uid, gid));
         worked = done.is_ok();
-        server.iter().for_each(Server::stop);
+        server.iter().for_each(ControlServer::stop);
         done
     });
     // If the work succeeded, the error is that of closing the image.
@@ -38,9 +40,9 @@ pub(crate) fn with_served<T>(
     done
 }
 
-fn serve(image: &Path, kind: ImageWork, fs: &Arc<Fs>) -> anyhow::Result<Server> {
+fn serve(image: &Path, kind: ImageWork, fs: &Arc<Fs>) -> anyhow::Result<ControlServer> {
     let made = open_image(image, false).and_then(ImageId::of).and_then(|id| {
-        let server = Server::listen_for_image(id, kind)?;
+        let server = ControlServer::listen_for_image(id, kind)?;
         server.serve(Arc::new(OpenImage::new(id, fs)), Arc::new(LocalProcesses));
         Ok(server)
     });

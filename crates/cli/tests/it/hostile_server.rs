@@ -29,7 +29,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use tempfile::TempDir;
-use ubtrfs_control::{Caller, Context, Failure, Host, OpenFile, Request, Stream, execute};
+use ubtrfs_control::{CommandCaller, CommandContext, CommandFailure, CommandStream, Host, OpenFile, Request, execute};
 use ubtrfs_device::MemoryDevice;
 use ubtrfs_fs::{Fs, InodeId, Job, MountOptions, NewInode};
 use ubtrfs_fuse::protocol::{Attr, Entry, Features, Limits, Operation, Reply, Request as FuseRequest, Statfs};
@@ -238,7 +238,7 @@ impl Host for Answers {
         None
     }
 
-    fn file(&self, _file: std::os::fd::BorrowedFd<'_>) -> Result<OpenFile, Failure> {
+    fn file(&self, _file: std::os::fd::BorrowedFd<'_>) -> Result<OpenFile, CommandFailure> {
         Ok(OpenFile::of_image(self.dir))
     }
 }
@@ -265,7 +265,7 @@ impl Listener {
             let owner = ubtrfs_fs::Caller { uid: 0, gid: 0, umask: 0 };
             let dir = fs.create(fs.root(), b"d", NewInode::dir(0o777), &owner).unwrap().id;
             let file = fs.create(fs.root(), b"f", NewInode::file(0o777), &owner).unwrap().id;
-            let caller = Caller::of_image(0, 0);
+            let caller = CommandCaller::of_image(0, 0);
             let host = Answers { snapshot: fs.root(), dir, file };
             for stream in listener.incoming().flatten() {
                 let how = *how.lock().unwrap();
@@ -285,7 +285,7 @@ fn serve(
     manner: Manner,
     fs: &Fs,
     host: &Answers,
-    caller: &Caller,
+    caller: &CommandCaller,
 ) {
     stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
     let mut files: Vec<OwnedFd> = Vec::new();
@@ -361,8 +361,8 @@ fn serve(
                     };
                     let opened: Vec<_> = files.iter().map(stands_for).collect();
                     let job = Job::new();
-                    let file = has_stream.then_some(Stream::File(bytes.as_fd()));
-                    let context = Context { fs, host, caller, files: &opened, stream: file, job: &job };
+                    let file = has_stream.then_some(CommandStream::File(bytes.as_fd()));
+                    let context = CommandContext { fs, host, caller, files: &opened, stream: file, job: &job };
                     let done = execute(&context, request);
                     let mut all = vec![0];
                     bytes.rewind().unwrap();

@@ -7,12 +7,12 @@ use std::os::fd::AsFd;
 
 use crate::common::{ROOT, filesystem};
 use rustix::io::Errno;
-use ubtrfs_control::disk_usage::{Request, Usage, collect};
+use ubtrfs_control::disk_usage::{DiskUsage, Request, collect};
 use ubtrfs_control::{Channel, OpenedFile, Result};
 use ubtrfs_fs::{Fs, InodeId, NewInode};
 use ubtrfs_transaction::Job;
 
-fn count(fs: &Fs, of: InodeId, names: bool) -> Result<Usage> {
+fn count(fs: &Fs, of: InodeId, names: bool) -> Result<DiskUsage> {
     let (from, to) = std::io::pipe().unwrap();
     let request = ubtrfs_control::Request::DiskUsage(Request { of: 0, names });
     std::thread::scope(|scope| {
@@ -63,7 +63,7 @@ fn everything_below_a_directory_is_counted() {
     assert_eq!((of(b"a").total, of(b"b").total), (8192, total - 8192));
     assert_eq!(of(b"below").parent.map(|parent| usage.names[parent as usize].name.clone()), Some(b"b".to_vec()));
     let sums = count(&fs, fs.root(), false).unwrap();
-    assert_eq!(sums, Usage { names: Vec::new(), ..usage });
+    assert_eq!(sums, DiskUsage { names: Vec::new(), ..usage });
     fs.close().unwrap();
 }
 

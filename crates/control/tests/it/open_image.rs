@@ -7,15 +7,15 @@ use std::sync::Arc;
 use crate::common::filesystem;
 use rustix::io::Errno;
 use ubtrfs_control::{
-    Channel, ImageId, ImageWork, LocalProcesses, OpenImage, Request, Response, Server, balance, filesystem as whole,
-    unchecked_mount_file,
+    Channel, ControlServer, ImageId, ImageWork, LocalProcesses, OpenImage, Request, Response, balance,
+    filesystem as whole, unchecked_mount_file,
 };
 use ubtrfs_fs::Fs;
 
 /// Serves a filesystem in memory as if it were in this file.
-fn serve(fs: &Arc<Fs>, image: &Path) -> Server {
+fn serve(fs: &Arc<Fs>, image: &Path) -> ControlServer {
     let id = ImageId::of(File::open(image).unwrap()).unwrap();
-    let server = Server::listen_for_image(id, ImageWork::Balance).unwrap();
+    let server = ControlServer::listen_for_image(id, ImageWork::Balance).unwrap();
     server.serve(Arc::new(OpenImage::new(id, fs)), Arc::new(LocalProcesses));
     server
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::common::{InGroup, OTHER, OWNER, ROOT, TestHost, dir, filesystem, receive};
 use rustix::io::Errno;
 use ubtrfs_control::{
-    Caller, Context, Failure, OpenFile, Request, Response, balance, device, disk_usage, file, filesystem as whole,
-    join, quota, replace, resolve, scrub, search, send, subvolume,
+    CommandCaller, CommandContext, CommandFailure, OpenFile, Request, Response, balance, device, disk_usage, file,
+    filesystem as whole, join, quota, replace, resolve, scrub, search, send, subvolume,
 };
 use ubtrfs_device::MemoryDevice;
 use ubtrfs_format::RootId;
@@ -45,13 +45,19 @@ impl Bed {
         self.fs.lookup_path(path.as_bytes(), true).unwrap().id
     }
 
-    fn call(&self, uid: u32, request: Request, files: &[&str]) -> Result<(), Failure> {
+    fn call(&self, uid: u32, request: Request, files: &[&str]) -> Result<(), CommandFailure> {
         let files: Vec<OpenFile> =
             files.iter().map(|path| OpenFile { is_writable: false, ..OpenFile::of_image(self.id(path)) }).collect();
         let group = if uid == MEMBER { USER } else { uid };
-        let caller = Caller::of_peer(uid, uid, 0, Arc::new(InGroup(group)));
-        let context =
-            Context { fs: &self.fs, host: &self.host, caller: &caller, files: &files, stream: None, job: &Job::new() };
+        let caller = CommandCaller::of_peer(uid, uid, 0, Arc::new(InGroup(group)));
+        let context = CommandContext {
+            fs: &self.fs,
+            host: &self.host,
+            caller: &caller,
+            files: &files,
+            stream: None,
+            job: &Job::new(),
+        };
         ubtrfs_control::execute(&context, request).map(|_| ())
     }
 
@@ -102,7 +108,7 @@ fn each_command_is_for_those_whom_its_rule_names() {
     let everyone = [OK; 5];
     let admins = [OK, OK, PERM, PERM, PERM];
     let empty = balance::Filters { usage: Some((0, 0)), ..balance::Filters::default() };
-    let empty_groups = balance::Start { data: Some(empty), ..balance::Start::default() };
+    let empty_groups = balance::StartBalance { data: Some(empty), ..balance::StartBalance::default() };
     // Request, files, and the results for root, the user who mounted, the owner of the files, a member of the files'
     // group, another user.
     let table: Vec<(Request, &[&str], [i32; 5])> = vec![
@@ -171,7 +177,7 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (Request::Device(device::Request::Remove { devids: vec![1] }), &["/"], [INVAL, INVAL, PERM, PERM, PERM]),
         (Request::Device(device::Request::CancelRemoval), &["/"], [NOTCONN, NOTCONN, PERM, PERM, PERM]),
         (
-            Request::Replace(replace::Request::Start(replace::Start {
+            Request::Replace(replace::Request::Start(replace::StartReplace {
                 devid: 1,
                 new: no_device(),
                 avoids_source: false,
@@ -192,7 +198,7 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (Request::Balance(balance::Request::Resume), &["/"], [NOTCONN, NOTCONN, PERM, PERM, PERM]),
         (Request::Balance(balance::Request::Cancel), &["/"], [NOTCONN, NOTCONN, PERM, PERM, PERM]),
         (Request::Scrub(scrub::Request::Status), &["/"], admins),
-        (Request::Scrub(scrub::Request::Start(scrub::Start::default())), &["/"], admins),
+        (Request::Scrub(scrub::Request::Start(scrub::StartScrub::default())), &["/"], admins),
         (Request::Scrub(scrub::Request::Cancel), &["/"], [NOTCONN, NOTCONN, PERM, PERM, PERM]),
         (
             Request::Scrub(scrub::Request::Limit { devid: None, bytes_per_sec: 0 }),
@@ -210,9 +216,9 @@ fn subvolumes_to_mount_are_found_as_by_the_options_of_a_mount() {
     let bed = Bed::new("");
     let find = |subvol: Option<&[u8]>, subvolid| {
         let subvol = subvol.map(|path| resolve::PathBytes(path.to_vec()));
-        let root = Caller::of_peer(0, 0, 0, Arc::new(InGroup(0)));
+        let root = CommandCaller::of_peer(0, 0, 0, Arc::new(InGroup(0)));
         let (fs, host, job) = (&*bed.fs, &bed.host, Job::new());
-        let context = Context { fs, host, caller: &root, files: &[], stream: None, job: &job };
+        let context = CommandContext { fs, host, caller: &root, files: &[], stream: None, job: &job };
         match ubtrfs_control::execute(&context, Request::Join(join::Request::Find { subvol, subvolid })) {
             Ok(Response::Join(join::Response::Found(found))) => Ok((found.path, found.st_ino)),
             other => Err(other.unwrap_err().text),
@@ -246,8 +252,8 @@ fn a_server_that_shows_one_subvolume_takes_no_further_mounts() {
     drop(first);
     let fs = open("subvol=v");
     let (host, job) = (TestHost::of(OWNER), Job::new());
-    let root = Caller::of_peer(0, 0, 0, Arc::new(InGroup(0)));
-    let context = Context { fs: &fs, host: &host, caller: &root, files: &[], stream: None, job: &job };
+    let root = CommandCaller::of_peer(0, 0, 0, Arc::new(InGroup(0)));
+    let context = CommandContext { fs: &fs, host: &host, caller: &root, files: &[], stream: None, job: &job };
     let find = || Request::Join(join::Request::Find { subvol: None, subvolid: None });
     let refused = ubtrfs_control::execute(&context, find()).unwrap_err();
     assert!(refused.text.contains("one subvolume only"), "{refused}");
@@ -266,9 +272,9 @@ fn no_device() -> device::NewDevice {
     }
 }
 
-fn items() -> search::Range {
+fn items() -> search::SearchRange {
     let (min, max) = ((0, 0, 0), (u64::MAX, u8::MAX, u64::MAX));
-    search::Range { tree: None, min, max, generations: (0, u64::MAX), nr_items: 1, len_bytes: 4096 }
+    search::SearchRange { tree: None, min, max, generations: (0, u64::MAX), nr_items: 1, len_bytes: 4096 }
 }
 
 #[test]
@@ -282,11 +288,11 @@ fn files_are_cloned_by_those_who_have_them_open_for_it() {
     }
     let ranges = file::Ranges { source: 0, target: 0, len: 0 };
     let call = |uid, is_readable, is_writable, request| {
-        let group = Caller::of_peer(uid, uid, 0, Arc::new(InGroup(uid)));
+        let group = CommandCaller::of_peer(uid, uid, 0, Arc::new(InGroup(uid)));
         let from = OpenFile { is_readable, is_writable: false, ..OpenFile::of_image(bed.id("/from")) };
         let to = OpenFile { is_writable, ..OpenFile::of_image(bed.id("/to")) };
         let (fs, host, job) = (&*bed.fs, &bed.host, Job::new());
-        let context = Context { fs, host, caller: &group, files: &[from, to], stream: None, job: &job };
+        let context = CommandContext { fs, host, caller: &group, files: &[from, to], stream: None, job: &job };
         ubtrfs_control::execute(&context, Request::File(request)).err().map_or(0, |failure| failure.errno)
     };
     let badf = Errno::BADF.raw_os_error();

@@ -14,8 +14,8 @@ use crate::common::{ROOT, TestHost, filesystem, receive};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use ubtrfs_control::{
-    Channel, Failure, LocalProcesses, OpenedFile, Peers, Request, Server, await_unmount, connect_to_unmount,
-    disk_usage, subvolume, unchecked_mount_file,
+    Channel, CommandFailure, ControlServer, LocalProcesses, OpenedFile, Peers, Request, await_unmount,
+    connect_to_unmount, disk_usage, subvolume, unchecked_mount_file,
 };
 use ubtrfs_fs::Fs;
 use ubtrfs_testkit::Rng;
@@ -24,14 +24,14 @@ use ubtrfs_transaction::Job;
 struct Bed {
     fs: Arc<Fs>,
     host: Arc<TestHost>,
-    server: Server,
+    server: ControlServer,
 }
 
 impl Bed {
     fn new() -> Self {
         let fs = filesystem("");
         let host = Arc::new(TestHost::serving(&fs, rustix::process::getuid().as_raw()));
-        let server = Server::listen().unwrap();
+        let server = ControlServer::listen().unwrap();
         server.serve(host.clone(), Arc::new(LocalProcesses));
         Self { fs, host, server }
     }
@@ -45,7 +45,7 @@ impl Bed {
     }
 
     /// Creates subvolume `name` at the root.
-    fn create(&self, name: &str) -> Result<subvolume::Response, Failure> {
+    fn create(&self, name: &str) -> Result<subvolume::Response, CommandFailure> {
         let dir = OpenedFile::Descriptor(self.host.open(self.fs.root()));
         let request =
             subvolume::Request::Create { dir: 0, name: name.into(), umask: 0, qgroups: Vec::new(), limits: None };

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
 use serde_json::json;
-use ubtrfs_control::device::{Request, Response, Stats};
+use ubtrfs_control::device::{DeviceStats, Request, Response};
 use ubtrfs_control::{Channel, Response as AnyResponse, filesystem};
 use ubtrfs_device::{Access, FileDevice, block_devices};
 use ubtrfs_format::print::escaped;
@@ -217,7 +217,7 @@ fn stats(args: StatsArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The counters as btrfs-progs has them in JSON.
-fn progs_json(stats: &Stats) -> serde_json::Value {
+fn progs_json(stats: &DeviceStats) -> serde_json::Value {
     let mut value = json!({ "device": device_of(stats), "devid": stats.devid.to_string() });
     for (name, count) in counters(stats) {
         value[name] = json!(count.to_string());
@@ -228,14 +228,14 @@ fn progs_json(stats: &Stats) -> serde_json::Value {
 /// The exit status of `--check` if a counter is not 0, as in btrfs-progs.
 const HAS_ERRORS: u8 = 64;
 
-fn device_of(stats: &Stats) -> String {
+fn device_of(stats: &DeviceStats) -> String {
     stats.path.as_ref().map_or_else(|| format!("devid:{}", stats.devid), |path| escaped(path.as_bytes()))
 }
 
 /// Formats the counters as a table, as btrfs-progs does.
-fn table(stats: &[Stats]) -> String {
+fn table(stats: &[DeviceStats]) -> String {
     let heads = ["Id", "Path", "Write errors", "Read errors", "Flush errors", "Corruption errors", "Generation errors"];
-    let cells = |stats: &Stats| {
+    let cells = |stats: &DeviceStats| {
         let counts = counters(stats).map(|(_, count)| count.to_string());
         [stats.devid.to_string(), device_of(stats)].into_iter().chain(counts).collect::<Vec<_>>()
     };
@@ -243,12 +243,12 @@ fn table(stats: &[Stats]) -> String {
     columns(&[heads.map(str::to_owned).to_vec()], &[rows])
 }
 
-fn text(stats: &Stats) -> String {
+fn text(stats: &DeviceStats) -> String {
     let device = device_of(stats);
     counters(stats).iter().map(|(name, count)| format!("[{device}].{name:<16} {count}\n")).collect()
 }
 
-fn counters(stats: &Stats) -> [(&'static str, u64); 5] {
+fn counters(stats: &DeviceStats) -> [(&'static str, u64); 5] {
     [
         ("write_io_errs", stats.write_io_errs),
         ("read_io_errs", stats.read_io_errs),

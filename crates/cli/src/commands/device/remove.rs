@@ -83,7 +83,7 @@ pub(crate) fn devids_of(channel: &Channel<'_>, target: &Target, named: &[PathBuf
                 missing.next().with_context(|| format!("no further device of {target} is missing"))?
             }
             None => {
-                let is_it = |device: &&filesystem::Device| {
+                let is_it = |device: &&filesystem::DeviceInfo| {
                     device.path.as_deref().is_some_and(|path| is_same_device(Path::new(path), name))
                 };
                 let found = usage.devices.iter().find(is_it).map(|device| device.devid);

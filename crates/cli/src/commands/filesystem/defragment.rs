@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{anyhow, bail};
 use serde_json::json;
 use ubtrfs_control::Channel;
-use ubtrfs_control::defragment::{Listed, Method, Request, Response};
+use ubtrfs_control::defragment::{DefragmentCompression, DefragmentedFile, Request, Response};
 
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, with_channel};
@@ -62,7 +62,7 @@ enum MethodName {
     Zstd,
 }
 
-impl From<MethodName> for Method {
+impl From<MethodName> for DefragmentCompression {
     fn from(name: MethodName) -> Self {
         match name {
             MethodName::Zlib => Self::Zlib,
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// Prints the paths of the listed files.
 fn list(target: &Target, done: &Response) -> anyhow::Result<()> {
-    let path = |listed: &Listed| match listed.path.as_slice() {
+    let path = |listed: &DefragmentedFile| match listed.path.as_slice() {
         b"" => target.to_string(),
         path => target.child(path).to_string(),
     };

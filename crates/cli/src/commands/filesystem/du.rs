@@ -9,7 +9,7 @@ use std::thread;
 use anyhow::{Context, anyhow, bail};
 use serde_json::json;
 use ubtrfs_control::Channel;
-use ubtrfs_control::disk_usage::{NamedEntry, Request, Usage, collect, visit_paths};
+use ubtrfs_control::disk_usage::{DiskUsage, NamedEntry, Request, collect, visit_paths};
 use ubtrfs_format::print::insert_name;
 use ubtrfs_fs::Job;
 
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// The count of one argument.
 struct Found {
-    usage: Usage,
+    usage: DiskUsage,
     unreadable: u64,
 }
 

@@ -74,7 +74,7 @@ fn call(channel: &Channel<'_>, target: &Target, what: &str, request: Request) ->
 }
 
 /// Returns identity, features and sizes of the filesystem.
-fn info(channel: &Channel<'_>, target: &Target) -> anyhow::Result<ubtrfs_control::filesystem::Info> {
+fn info(channel: &Channel<'_>, target: &Target) -> anyhow::Result<ubtrfs_control::filesystem::FilesystemInfo> {
     match call(channel, target, "read the superblock of", Request::Info)? {
         Response::Info(info) => Ok(info),
         _ => bail!("the server of {target} answered something else"),

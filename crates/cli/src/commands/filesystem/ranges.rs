@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Context, bail};
 use serde_json::json;
-use ubtrfs_control::file::{Extent, Kind, Ranges, Request, Response};
+use ubtrfs_control::file::{MappedExtent, MappedExtentKind, Ranges, Request, Response};
 use ubtrfs_control::{Channel, CreatedFile, OpenedFile, Request as Command};
 use ubtrfs_fs::{Caller, NewInode};
 
@@ -78,10 +78,10 @@ pub(super) fn fiemap(args: &FiemapArgs) -> anyhow::Result<()> {
     for extent in &extents {
         let mut flags = Vec::new();
         match extent.kind {
-            Kind::Data => {}
-            Kind::Inline => flags.push("inline"),
-            Kind::Prealloc => flags.push("unwritten"),
-            Kind::Delalloc => flags.push("delalloc"),
+            MappedExtentKind::Data => {}
+            MappedExtentKind::Inline => flags.push("inline"),
+            MappedExtentKind::Prealloc => flags.push("unwritten"),
+            MappedExtentKind::Delalloc => flags.push("delalloc"),
         }
         if extent.is_compressed {
             flags.push("encoded");
@@ -95,7 +95,7 @@ pub(super) fn fiemap(args: &FiemapArgs) -> anyhow::Result<()> {
     print_out(&text)
 }
 
-fn extents(channel: &Channel<'_>, file: &OpenedFile) -> anyhow::Result<Vec<Extent>> {
+fn extents(channel: &Channel<'_>, file: &OpenedFile) -> anyhow::Result<Vec<MappedExtent>> {
     let (mut all, mut from) = (Vec::new(), 0);
     loop {
         let request = Command::File(Request::Extents { of: 0, from });

@@ -8,7 +8,7 @@ use anyhow::{Context, anyhow, bail};
 use rustix::io::Errno;
 use serde_json::json;
 use ubtrfs_control::device::{NewSize, Request, Response};
-use ubtrfs_control::{Channel, Failure, ImageWork, filesystem, open_image};
+use ubtrfs_control::{Channel, CommandFailure, ImageWork, filesystem, open_image};
 use ubtrfs_device::{Access, Device};
 use ubtrfs_format::DevId;
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
@@ -153,7 +153,7 @@ fn enlarge_file(channel: &Channel<'_>, target: &Target, devid: u64, to: NewSize)
 }
 
 /// How the space of the filesystem is used.
-fn usage(channel: &Channel<'_>, target: &Target) -> anyhow::Result<filesystem::Usage> {
+fn usage(channel: &Channel<'_>, target: &Target) -> anyhow::Result<filesystem::FilesystemUsage> {
     match call(channel, target, "resize", filesystem::Request::Usage)? {
         filesystem::Response::Usage(usage) => Ok(usage),
         _ => Err(unexpected(target)),
@@ -161,7 +161,7 @@ fn usage(channel: &Channel<'_>, target: &Target) -> anyhow::Result<filesystem::U
 }
 
 /// The space of a device; `None` if the filesystem does not have the device.
-fn device(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow::Result<Option<filesystem::Device>> {
+fn device(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow::Result<Option<filesystem::DeviceInfo>> {
     Ok(usage(channel, target)?.devices.into_iter().find(|device| device.devid == devid))
 }
 
@@ -177,7 +177,7 @@ fn try_resize(
     target: &Target,
     devid: u64,
     to: NewSize,
-) -> anyhow::Result<Result<(u64, u64), Failure>> {
+) -> anyhow::Result<Result<(u64, u64), CommandFailure>> {
     let request = ubtrfs_control::Request::Device(Request::Resize { devid, to });
     let done =
         with_progress_in_bytes("moving what lies behind the new end", |job| channel.call_with(request, &[], job));

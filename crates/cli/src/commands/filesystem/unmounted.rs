@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use ubtrfs_control::filesystem::{Device, Info, Usage};
+use ubtrfs_control::filesystem::{DeviceInfo, FilesystemInfo, FilesystemUsage};
 use ubtrfs_device::{FileDevice, block_devices};
 use ubtrfs_format::check_superblock;
 use ubtrfs_format::superblock::Superblock;
@@ -16,7 +16,7 @@ use crate::commands::committed::first_superblock;
 
 /// The filesystems on block devices that neither are `known` nor mounted by Linux.
 pub(super) fn unmounted(known: &[Uuid]) -> Vec<Described> {
-    let mut found: BTreeMap<Uuid, (Superblock, BTreeMap<u64, Device>)> = BTreeMap::new();
+    let mut found: BTreeMap<Uuid, (Superblock, BTreeMap<u64, DeviceInfo>)> = BTreeMap::new();
     for path in block_devices() {
         let (Some(superblock), Some(name)) = (superblock_of(&path), path.to_str()) else { continue };
         let fsid = superblock.fsid;
@@ -24,7 +24,7 @@ pub(super) fn unmounted(known: &[Uuid]) -> Vec<Described> {
             continue;
         }
         let item = &superblock.dev_item;
-        let device = Device {
+        let device = DeviceInfo {
             devid: item.devid.0,
             uuid: item.uuid,
             path: Some(name.to_owned()),
@@ -51,9 +51,9 @@ fn superblock_of(path: &Path) -> Option<Superblock> {
     check_superblock(&superblock, &raw).is_ok().then_some(superblock)
 }
 
-fn described(superblock: &Superblock, devices: Vec<Device>) -> Described {
-    let info = Info::of(superblock, devices.last().map_or(0, |device| device.devid));
+fn described(superblock: &Superblock, devices: Vec<DeviceInfo>) -> Described {
+    let info = FilesystemInfo::of(superblock, devices.last().map_or(0, |device| device.devid));
     let (global_reserve, global_reserve_used, available) = (0, 0, 0);
-    let usage = Usage { groups: Vec::new(), global_reserve, global_reserve_used, devices, available };
+    let usage = FilesystemUsage { groups: Vec::new(), global_reserve, global_reserve_used, devices, available };
     Described { info, usage, used: superblock.bytes_used, is_mounted: false }
 }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use serde_json::json;
-use ubtrfs_control::filesystem::{Device, Group, Info, Request, Response, Usage};
+use ubtrfs_control::filesystem::{BlockGroupTotals, DeviceInfo, FilesystemInfo, FilesystemUsage, Request, Response};
 use ubtrfs_format::Profile;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::print::{escaped, insert_name};
@@ -93,7 +93,7 @@ struct Common {
 }
 
 impl Common {
-    fn usage(&self, target: &Target) -> anyhow::Result<Usage> {
+    fn usage(&self, target: &Target) -> anyhow::Result<FilesystemUsage> {
         let target = target.clone().or_image().or_its_mount();
         with_channel(&target, &self.image, Use::Read, |channel| {
             match call(channel, &target, "read the space of", Request::Usage)? {
@@ -174,23 +174,23 @@ pub(crate) fn device_usage(args: &DeviceUsageArgs) -> ExitCode {
 const DEVICE_LINE: usize = 32;
 
 /// Bytes that block groups with these flags take on a device.
-pub(super) fn bytes_of(device: &Device, flags: u64) -> u64 {
+pub(super) fn bytes_of(device: &DeviceInfo, flags: u64) -> u64 {
     let found = device.groups.iter().flatten().filter(|(found, _)| *found == flags);
     found.fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes))
 }
 
 /// The devices without those of seeds, which btrfs-progs leaves out too. Only the bytes in chunks count on all devices.
-pub(super) fn own_devices(usage: &Usage) -> impl Iterator<Item = &Device> {
+pub(super) fn own_devices(usage: &FilesystemUsage) -> impl Iterator<Item = &DeviceInfo> {
     usage.devices.iter().filter(|device| !device.is_seed)
 }
 
 /// Bytes of a device that belong to no chunk.
-pub(super) fn unallocated(device: &Device) -> u64 {
+pub(super) fn unallocated(device: &DeviceInfo) -> u64 {
     device.total.saturating_sub(device.allocated)
 }
 
 /// The sums over the filesystem.
-fn overall(units: &Units, usage: &Usage) -> Result<String, std::fmt::Error> {
+fn overall(units: &Units, usage: &FilesystemUsage) -> Result<String, std::fmt::Error> {
     let sums = Sums::of(usage);
     let width = if units.is_default() { 10 } else { 18 };
     let column = |bytes| format!("{:>width$}", units.format(bytes));
@@ -218,7 +218,7 @@ fn overall(units: &Units, usage: &Usage) -> Result<String, std::fmt::Error> {
 }
 
 /// The space of each kind, by device.
-fn by_group(units: &Units, usage: &Usage) -> Result<String, std::fmt::Error> {
+fn by_group(units: &Units, usage: &FilesystemUsage) -> Result<String, std::fmt::Error> {
     let mut text = String::new();
     for group in sorted(&usage.groups, USAGE_ORDER) {
         let (kind, profile) = names(group.flags);
@@ -307,8 +307,8 @@ fn mounted() -> Vec<Described> {
 
 /// What `filesystem show` tells about a filesystem.
 pub(super) struct Described {
-    pub(super) info: Info,
-    pub(super) usage: Usage,
+    pub(super) info: FilesystemInfo,
+    pub(super) usage: FilesystemUsage,
     /// Bytes that extents occupy.
     pub(super) used: u64,
     pub(super) is_mounted: bool,
@@ -367,7 +367,7 @@ fn show_one(common: &Common, Described { info, usage, used, is_mounted }: &Descr
     print_out(&text)
 }
 
-fn print_df_json(usage: &Usage) -> anyhow::Result<()> {
+fn print_df_json(usage: &FilesystemUsage) -> anyhow::Result<()> {
     if is_progs() {
         let of = |kind: &str, profile: &str, total: u64, used: u64| json!({ "bg-type": kind, "bg-profile": profile, "total": total.to_string(), "used": used.to_string() });
         let groups = sorted(&usage.groups, DF_ORDER);
@@ -419,14 +419,14 @@ struct Sums {
 }
 
 impl Sums {
-    fn of(usage: &Usage) -> Self {
+    fn of(usage: &FilesystemUsage) -> Self {
         let sum = |values: &mut dyn Iterator<Item = u64>| values.fold(0u64, u64::saturating_add);
         let size = sum(&mut own_devices(usage).map(|device| device.total));
         let allocated = sum(&mut usage.devices.iter().map(|device| device.allocated));
         let missing = own_devices(usage).filter(|device| device.path.is_none());
-        let is_data = |group: &&Group| group.flags & BlockGroupFlags::DATA.bits() != 0;
-        let is_metadata = |group: &&Group| group.flags & BlockGroupFlags::METADATA.bits() != 0;
-        let ratio_of = |wanted: &dyn Fn(&&Group) -> bool| {
+        let is_data = |group: &&BlockGroupTotals| group.flags & BlockGroupFlags::DATA.bits() != 0;
+        let is_metadata = |group: &&BlockGroupTotals| group.flags & BlockGroupFlags::METADATA.bits() != 0;
+        let ratio_of = |wanted: &dyn Fn(&&BlockGroupTotals) -> bool| {
             let groups = || usage.groups.iter().filter(wanted);
             let logical = sum(&mut groups().map(|group| group.total));
             let raw = sum(&mut groups().map(|group| raw_of(usage, group)));
@@ -468,7 +468,7 @@ impl Sums {
 
 /// Bytes that block groups of one type and profile take on the devices. If the caller may not see the usage of devices,
 /// the bytes are estimated from the number of copies.
-fn raw_of(usage: &Usage, group: &Group) -> u64 {
+fn raw_of(usage: &FilesystemUsage, group: &BlockGroupTotals) -> u64 {
     let on_devices = usage.devices.iter().map(|device| device.groups.as_ref());
     match on_devices.collect::<Option<Vec<_>>>() {
         Some(_) => usage.devices.iter().fold(0, |sum: u64, device| sum.saturating_add(bytes_of(device, group.flags))),
@@ -479,8 +479,8 @@ fn raw_of(usage: &Usage, group: &Group) -> u64 {
     }
 }
 
-fn has_several_profiles(groups: &[Group]) -> bool {
-    let profile = |group: &Group| group.flags & BlockGroupFlags::PROFILES.bits();
+fn has_several_profiles(groups: &[BlockGroupTotals]) -> bool {
+    let profile = |group: &BlockGroupTotals| group.flags & BlockGroupFlags::PROFILES.bits();
     [BlockGroupFlags::DATA, BlockGroupFlags::METADATA, BlockGroupFlags::SYSTEM].iter().any(|kind| {
         let mut profiles: Vec<u64> =
             groups.iter().filter(|group| group.flags & kind.bits() != 0).map(profile).collect();
@@ -491,9 +491,9 @@ fn has_several_profiles(groups: &[Group]) -> bool {
 }
 
 /// Sorts the groups by type in the given order, and then by profile.
-pub(super) fn sorted(groups: &[Group], order: [BlockGroupFlags; 4]) -> Vec<Group> {
+pub(super) fn sorted(groups: &[BlockGroupTotals], order: [BlockGroupFlags; 4]) -> Vec<BlockGroupTotals> {
     let mut groups = groups.to_vec();
-    let place = |group: &Group| {
+    let place = |group: &BlockGroupTotals| {
         let kind = BlockGroupFlags::from_bits_retain(group.flags) & BlockGroupFlags::TYPES;
         (order.iter().position(|other| *other == kind).unwrap_or(order.len()), group.flags)
     };

@@ -1,13 +1,13 @@
 //! `filesystem usage -T`: space by device as a table, with the columns of btrfs-progs.
 
-use ubtrfs_control::filesystem::{Device, Usage};
+use ubtrfs_control::filesystem::{DeviceInfo, FilesystemUsage};
 
 use super::usage::{USAGE_ORDER, bytes_of, names, own_devices, path_of, sorted, unallocated};
 use crate::columns::columns;
 use crate::units::Units;
 
 /// The devices, then the sums.
-pub(super) fn table(usage: &Usage, units: &Units) -> String {
+pub(super) fn table(usage: &FilesystemUsage, units: &Units) -> String {
     let size = |bytes| units.format(bytes);
     let or_dash = |bytes: u64| if bytes == 0 { "-".to_owned() } else { size(bytes) };
     let groups = sorted(&usage.groups, USAGE_ORDER);
@@ -29,7 +29,7 @@ pub(super) fn table(usage: &Usage, units: &Units) -> String {
         row([device.devid.to_string(), path_of(device.path.as_deref())], of_groups(&of), last)
     });
     let devices: Vec<Vec<String>> = devices.collect();
-    let sum = |of: &dyn Fn(&Device) -> u64| size(own_devices(usage).map(of).fold(0u64, u64::saturating_add));
+    let sum = |of: &dyn Fn(&DeviceInfo) -> u64| size(own_devices(usage).map(of).fold(0u64, u64::saturating_add));
     let total = row(
         ["".into(), "Total".into()],
         groups.iter().map(|group| size(group.total)).collect(),

@@ -6,7 +6,7 @@ use std::fmt::{self, Write};
 use anyhow::bail;
 use serde_json::{Value, json};
 use ubtrfs_control::Channel;
-use ubtrfs_control::quota::{Group, Request, Response};
+use ubtrfs_control::quota::{QuotaGroup, Request, Response};
 use ubtrfs_format::print::insert_name;
 use ubtrfs_fs::QgroupId;
 
@@ -86,7 +86,7 @@ fn parse_sort(text: &str) -> Result<Sort<Column>, String> {
 
 /// A group, and its text in the column `Path`.
 struct Row {
-    group: Group,
+    group: QuotaGroup,
     path: Path,
 }
 
@@ -141,7 +141,7 @@ fn rows(channel: &Channel<'_>, target: &Target, args: &Args) -> anyhow::Result<V
     }
     let paths: BTreeMap<u64, Vec<u8>> = channel.subvolumes()?.into_iter().map(|info| (info.id.0, info.path)).collect();
     let is_simple = status.is_some_and(|status| status.simple);
-    let row = |group: Group| Row { path: path_of(&group, &paths, is_simple), group };
+    let row = |group: QuotaGroup| Row { path: path_of(&group, &paths, is_simple), group };
     let mut rows: Vec<Row> = groups.into_iter().map(row).collect();
     rows.sort_by(|one, other| {
         let (a, b) = (&one.group, &other.group);
@@ -159,7 +159,7 @@ fn rows(channel: &Channel<'_>, target: &Target, args: &Args) -> anyhow::Result<V
 }
 
 /// All groups by id.
-pub(in crate::commands) fn all_groups(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Vec<Group>> {
+pub(in crate::commands) fn all_groups(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Vec<QuotaGroup>> {
     let (mut groups, mut from) = (Vec::new(), 0);
     loop {
         let Response::Groups(page) = call(channel, target, "read the quota groups of", Request::Groups { from })?
@@ -174,7 +174,7 @@ pub(in crate::commands) fn all_groups(channel: &Channel<'_>, target: &Target) ->
 }
 
 /// A group and all groups above it.
-fn above(groups: &[Group], own: u64) -> BTreeSet<u64> {
+fn above(groups: &[QuotaGroup], own: u64) -> BTreeSet<u64> {
     let (mut found, mut open) = (BTreeSet::new(), vec![own]);
     while let Some(id) = open.pop() {
         if found.insert(id) {
@@ -184,7 +184,7 @@ fn above(groups: &[Group], own: u64) -> BTreeSet<u64> {
     found
 }
 
-fn path_of(group: &Group, paths: &BTreeMap<u64, Vec<u8>>, is_simple: bool) -> Path {
+fn path_of(group: &QuotaGroup, paths: &BTreeMap<u64, Vec<u8>>, is_simple: bool) -> Path {
     Path::Note(match paths.get(&group.id) {
         _ if QgroupId(group.id).level() > 0 => {
             let nr = group.members.len();

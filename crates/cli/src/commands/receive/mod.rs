@@ -128,7 +128,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 fn report(args: &Args, done: &Response, began: Instant) -> anyhow::Result<ExitCode> {
     if args.json {
-        let subvolume = |subvolume: &ubtrfs_control::receive::Subvolume| {
+        let subvolume = |subvolume: &ubtrfs_control::receive::ReceivedDescription| {
             let mut value = json!({
                 "id": subvolume.id,
                 "received_uuid": subvolume.uuid,

@@ -20,8 +20,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, bail};
 use rustix::io::Errno;
 use serde_json::{Value, json};
-use ubtrfs_control::scrub::{Counts, Report, Request, Response, Running, Start};
-use ubtrfs_control::{Channel, Failure, ImageWork, Request as AnyRequest, Response as AnyResponse, filesystem};
+use ubtrfs_control::scrub::{Counts, Request, Response, ScrubProgress, ScrubReportMessage, StartScrub};
+use ubtrfs_control::{Channel, CommandFailure, ImageWork, Request as AnyRequest, Response as AnyResponse, filesystem};
 use ubtrfs_format::Profile;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::print::escaped;
@@ -204,7 +204,7 @@ fn start(args: StartArgs, resumes: bool) -> anyhow::Result<ExitCode> {
         let Some(begun) = begun else {
             return nothing_to_resume(&args, &path, &filesystem);
         };
-        let request = Start { devices: begun.starts.clone(), read_only: args.read_only, limit: args.limit };
+        let request = StartScrub { devices: begun.starts.clone(), read_only: args.read_only, limit: args.limit };
         let done = scrub(channel, &filesystem, begun, request, detached.as_ref());
         match done.map_err(|error| not_started(error, &path))? {
             Some((record, report)) => tell(&args, &filesystem, &record, &report),
@@ -305,9 +305,9 @@ fn scrub(
     channel: &Channel<'_>,
     filesystem: &Filesystem,
     begun: Begun,
-    start: Start,
+    start: StartScrub,
     detached: Option<&Detached>,
-) -> anyhow::Result<Option<(Record, Report)>> {
+) -> anyhow::Result<Option<(Record, ScrubReportMessage)>> {
     let began = std::time::Instant::now();
     let mut record = begun.record;
     let base: BTreeMap<u64, DeviceRecord> =
@@ -365,7 +365,12 @@ fn scrub(
 }
 
 /// Prints the result of a scrub.
-fn tell(args: &StartArgs, filesystem: &Filesystem, record: &Record, report: &Report) -> anyhow::Result<ExitCode> {
+fn tell(
+    args: &StartArgs,
+    filesystem: &Filesystem,
+    record: &Record,
+    report: &ScrubReportMessage,
+) -> anyhow::Result<ExitCode> {
     let shown: Vec<(u64, Shown)> = report
         .devices
         .iter()
@@ -428,7 +433,7 @@ fn tell(args: &StartArgs, filesystem: &Filesystem, record: &Record, report: &Rep
 }
 
 /// Names each damaged file once.
-fn tell_files(report: &Report) {
+fn tell_files(report: &ScrubReportMessage) {
     for file in &report.files {
         if file.lost_bytes > 0 {
             warn(&format!("{}: {} bytes have no good copy", file.path, file.lost_bytes));
@@ -553,7 +558,7 @@ impl Filesystem {
             ) => (info, usage),
             _ => bail!("the server answered something else"),
         };
-        let copies = |group: &filesystem::Group| {
+        let copies = |group: &filesystem::BlockGroupTotals| {
             group.used.saturating_mul(Profile::copies_of(BlockGroupFlags::from_bits_retain(group.flags)))
         };
         let devices = usage.devices.iter().map(|device| Device {
@@ -590,7 +595,7 @@ impl Filesystem {
         format!("{} (id {devid})", path.map_or_else(|| "missing".to_owned(), |path| escaped(path.as_bytes())))
     }
 
-    fn shown(&self, devid: u64, record: &DeviceRecord, running: Option<&Running>) -> Shown {
+    fn shown(&self, devid: u64, record: &DeviceRecord, running: Option<&ScrubProgress>) -> Shown {
         let total = self.devices.iter().find(|device| device.devid == devid).map_or(0, |device| device.allocated);
         let mut record = *record;
         if let Some(running) = running {
@@ -638,9 +643,9 @@ fn keep(fsid: Uuid, record: &Record) {
 
 /// Waits until the process that waits for a scrub has written that it was cancelled, so that a status or a resumption finds
 /// it. If that process has ended or keeps its record elsewhere, the wait ends soon.
-fn await_record(fsid: Uuid, running: &[Running]) {
+fn await_record(fsid: Uuid, running: &[ScrubProgress]) {
     let is_ended = |record: &Record| {
-        let ended = |running: &Running| {
+        let ended = |running: &ScrubProgress| {
             record.devices.get(&running.devid).is_some_and(|device| device.is_cancelled || device.is_finished)
         };
         running.iter().all(ended)
@@ -668,7 +673,7 @@ fn not_started(error: anyhow::Error, path: &Target) -> anyhow::Error {
     error.context(format!("cannot scrub {}", path.filesystem()))
 }
 
-fn running(channel: &Channel<'_>) -> anyhow::Result<Vec<Running>> {
+fn running(channel: &Channel<'_>) -> anyhow::Result<Vec<ScrubProgress>> {
     match call(channel, Request::Status)? {
         Response::Status(running) => Ok(running),
         other => bail!("unexpected answer of the server: {other:?}"),
@@ -688,7 +693,7 @@ fn call_in_job(
     response(Detached::run_if(detached, job, || channel.call_with(AnyRequest::Scrub(request), &[], job)))
 }
 
-fn response(done: Result<AnyResponse, Failure>) -> anyhow::Result<Response> {
+fn response(done: Result<AnyResponse, CommandFailure>) -> anyhow::Result<Response> {
     match done {
         Ok(AnyResponse::Scrub(response)) => Ok(response),
         Ok(other) => bail!("unexpected answer of the server: {other:?}"),
@@ -697,7 +702,7 @@ fn response(done: Result<AnyResponse, Failure>) -> anyhow::Result<Response> {
 }
 
 fn errno_of(error: &anyhow::Error) -> Option<Errno> {
-    error.downcast_ref::<Failure>().map(Failure::errno)
+    error.downcast_ref::<CommandFailure>().map(CommandFailure::errno)
 }
 
 fn now() -> u64 {

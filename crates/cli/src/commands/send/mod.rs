@@ -15,7 +15,7 @@ use std::time::Instant;
 use anyhow::{Context, anyhow, bail};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use ubtrfs_control::{Channel, Failure, Request as AnyRequest, reopen, send};
+use ubtrfs_control::{Channel, CommandFailure, Request as AnyRequest, reopen, send};
 use ubtrfs_format::item::RootFlags;
 use ubtrfs_fs::SubvolumeInfo;
 
@@ -153,7 +153,7 @@ fn open_output(path: &Path) -> anyhow::Result<File> {
 }
 
 /// Converts the answer of a send into the number of bytes written, or into an error that names the subvolumes.
-fn answer(done: Result<ubtrfs_control::Response, Failure>, targets: &[Target]) -> anyhow::Result<u64> {
+fn answer(done: Result<ubtrfs_control::Response, CommandFailure>, targets: &[Target]) -> anyhow::Result<u64> {
     let names = || targets.iter().map(Target::to_string).collect::<Vec<_>>().join(", ");
     match done {
         Ok(ubtrfs_control::Response::Send(done)) => Ok(done.bytes),

@@ -6,7 +6,7 @@ use anyhow::{anyhow, bail};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use ubtrfs_control::subvolume::Request;
-use ubtrfs_control::{Channel, Failure};
+use ubtrfs_control::{Channel, CommandFailure};
 use ubtrfs_format::RootId;
 use ubtrfs_fs::QgroupId;
 
@@ -120,7 +120,7 @@ pub(super) fn create(args: &CreateArgs) -> ExitCode {
     for_each(&args.paths, &args.image, owner, |channel, target| {
         let (dir, name) = target.split()?;
         // The root of the mount exists, but its directory is in another filesystem.
-        let exists = || explain("make", target, Failure::from(ubtrfs_fs::Error::Exists));
+        let exists = || explain("make", target, CommandFailure::from(ubtrfs_fs::Error::Exists));
         let dir = match open_here(channel, &dir)? {
             None if target.path().exists() => return Err(exists()),
             None => open(channel, &dir)?,
@@ -195,7 +195,9 @@ fn delete_by_path(args: &DeleteArgs) -> ExitCode {
             true => anyhow!(
                 "cannot delete {target}: it is the root of the mount; unmount it, and delete it through another mount with -o subvolid=5"
             ),
-            false => explain(DELETE, target, Failure::from(ubtrfs_fs::Error::Busy("it is the opened subvolume"))),
+            false => {
+                explain(DELETE, target, CommandFailure::from(ubtrfs_fs::Error::Busy("it is the opened subvolume")))
+            }
         };
         let Ok((dir, name)) = full.split() else { return Err(busy()) };
         // The root of the mount has its name in another filesystem.

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use anyhow::anyhow;
 use rustix::io::Errno;
-use ubtrfs_control::Failure;
+use ubtrfs_control::CommandFailure;
 
 use crate::commands::place::Target;
 
@@ -13,7 +13,7 @@ pub(super) fn not_a_subvolume(what: &Target) -> anyhow::Error {
 }
 
 /// Makes an error with the message `cannot VERB WHAT: why; what to do`.
-pub(super) fn explain(verb: &str, what: impl Display, failure: Failure) -> anyhow::Error {
+pub(super) fn explain(verb: &str, what: impl Display, failure: CommandFailure) -> anyhow::Error {
     let context = format!("cannot {verb} {what}");
     let advice = if failure.has_advice { None } else { advice(verb, failure.errno()) };
     match advice {

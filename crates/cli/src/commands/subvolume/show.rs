@@ -6,7 +6,7 @@ use anyhow::anyhow;
 use rustix::io::Errno;
 use serde_json::json;
 use ubtrfs_control::Channel;
-use ubtrfs_control::quota::Group;
+use ubtrfs_control::quota::QuotaGroup;
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::Timespec;
 use ubtrfs_format::print::insert_names;
@@ -113,7 +113,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
 }
 
 /// The quota group of a subvolume; `None` if quotas are off.
-fn quota_group(channel: &Channel<'_>, target: &Target, id: RootId) -> anyhow::Result<Option<Group>> {
+fn quota_group(channel: &Channel<'_>, target: &Target, id: RootId) -> anyhow::Result<Option<QuotaGroup>> {
     if status_of(channel, target)?.is_none() {
         return Ok(None);
     }
@@ -121,7 +121,7 @@ fn quota_group(channel: &Channel<'_>, target: &Target, id: RootId) -> anyhow::Re
 }
 
 /// Formats a quota group as btrfs-progs does.
-fn quota_text(group: &Group, units: &Units) -> String {
+fn quota_text(group: &QuotaGroup, units: &Units) -> String {
     let limit = |limit: Option<u64>| limit.map_or_else(|| "-".to_owned(), |bytes| units.format(bytes));
     format!(
         "\tQuota group:\t\t{}\n\t  Limit referenced:\t{}\n\t  Limit exclusive:\t{}\n\t  Usage referenced:\t{}\n\t  Usage exclusive:\t{}\n",

@@ -3,7 +3,7 @@
 use anyhow::{anyhow, bail};
 use rustix::io::Errno;
 use ubtrfs_control::subvolume::Request;
-use ubtrfs_control::{Channel, Failure};
+use ubtrfs_control::{Channel, CommandFailure};
 use ubtrfs_fs::QgroupId;
 
 use super::open_subvolume;
@@ -60,7 +60,7 @@ fn make(channel: &Channel<'_>, args: &Args) -> anyhow::Result<Target> {
             };
             (dest.clone(), name.clone(), dest.child(&name))
         }
-        Ok(Some(false)) => return Err(explain("make", dest, Failure::from(ubtrfs_fs::Error::Exists))),
+        Ok(Some(false)) => return Err(explain("make", dest, CommandFailure::from(ubtrfs_fs::Error::Exists))),
         Ok(None) => {
             let (dir, name) = dest.split()?;
             (dir, name, dest.clone())

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use ubtrfs_control::{
-    Failure, Host, MountFile, OpenFile, ProcessFile, Processes, Request, Result, receive as receiving,
+    CommandFailure, Host, MountFile, OpenFile, ProcessFile, Processes, Request, Result, receive as receiving,
     unchecked_mount_file,
 };
 use ubtrfs_device::MemoryDevice;
@@ -89,11 +89,11 @@ impl Host for TestHost {
     }
 
     fn file(&self, file: BorrowedFd<'_>) -> Result<OpenFile> {
-        let ino = rustix::fs::fstat(file).map_err(|errno| Failure::new(errno, "fstat"))?.st_ino;
+        let ino = rustix::fs::fstat(file).map_err(|errno| CommandFailure::new(errno, "fstat"))?.st_ino;
         while self.silent.lock().contains(&ino) {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
-        let other = || Failure::new(Errno::XDEV, "the file is not in this mount");
+        let other = || CommandFailure::new(Errno::XDEV, "the file is not in this mount");
         self.files.lock().get(&ino).copied().ok_or_else(other)
     }
 
