@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::Logical;
 use ubtrfs_format::item::Compression;
-use ubtrfs_fs::{Error, ExtentKind, InodeId};
+use ubtrfs_fs::{Error, FileExtentKind, InodeId};
 
 use crate::access::can_read;
 use crate::dir_part::{check_depth, part_of};
@@ -265,7 +265,9 @@ impl UsageWalk<'_, '_> {
                 Err(error) => return gone(error),
             };
             let file = self.pending.len().saturating_sub(1);
-            for extent in extents.iter().filter(|one| matches!(one.kind, ExtentKind::Data | ExtentKind::Prealloc)) {
+            for extent in
+                extents.iter().filter(|one| matches!(one.kind, FileExtentKind::Data | FileExtentKind::Prealloc))
+            {
                 let skipped = if extent.compression == Compression::None { extent.extent_offset } else { 0 };
                 self.uses.push(FileExtentUse {
                     file,

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::Logical;
 use ubtrfs_format::print::escaped;
-use ubtrfs_fs::{Error, ExtentInfo, ExtentKind, InodeId, XattrFlags, mode};
+use ubtrfs_fs::{Error, FileExtentInfo, FileExtentKind, InodeId, XattrFlags, mode};
 
 use crate::caller::permit;
 use crate::execute::{CommandContext, FileNr, OpenFile};
@@ -162,18 +162,18 @@ pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<
 fn extents(context: &CommandContext<'_>, of: FileNr, from: u64) -> Result<Response> {
     let (found, next) = context.fs.extents_from(context.inode(of)?, from, PAGE)?;
     let shared = shared_among(context, &found)?;
-    let extent = |info: ExtentInfo| {
+    let extent = |info: FileExtentInfo| {
         let is_compressed = info.compression != Default::default();
         let within = if is_compressed { 0 } else { info.extent_offset };
         Some(MappedExtent {
             offset: info.offset,
             len: info.len_bytes,
             kind: match info.kind {
-                ExtentKind::Data => MappedExtentKind::Data,
-                ExtentKind::Inline => MappedExtentKind::Inline,
-                ExtentKind::Prealloc => MappedExtentKind::Prealloc,
-                ExtentKind::Delalloc => MappedExtentKind::Delalloc,
-                ExtentKind::Hole => return None,
+                FileExtentKind::Data => MappedExtentKind::Data,
+                FileExtentKind::Inline => MappedExtentKind::Inline,
+                FileExtentKind::Prealloc => MappedExtentKind::Prealloc,
+                FileExtentKind::Delalloc => MappedExtentKind::Delalloc,
+                FileExtentKind::Hole => return None,
             },
             address: if info.disk_bytenr.0 == 0 { 0 } else { info.disk_bytenr.0.saturating_add(within) },
             is_compressed,
@@ -186,7 +186,7 @@ fn extents(context: &CommandContext<'_>, of: FileNr, from: u64) -> Result<Respon
 }
 
 /// The addresses of the extents that are shared.
-fn shared_among(context: &CommandContext<'_>, found: &[ExtentInfo]) -> Result<HashSet<Logical>> {
+fn shared_among(context: &CommandContext<'_>, found: &[FileExtentInfo]) -> Result<HashSet<Logical>> {
     let on_disk = found.iter().filter(|info| info.disk_bytenr.0 != 0);
     let mut extents: Vec<_> = on_disk.map(|info| (info.disk_bytenr, info.disk_len_bytes)).collect();
     extents.sort_unstable();

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::print::{insert_name, insert_names, json_line};
 use ubtrfs_format::{Generation, RootId};
-use ubtrfs_fs::{Change, ChangeKind, Error, SendRequest};
+use ubtrfs_fs::{ChangeKind, Error, InodeChange, SendRequest};
 
 use crate::execute::CommandContext;
 use crate::failure::{CommandFailure, Result};
@@ -105,7 +105,7 @@ fn write_lines(
     written.and_then(|()| lines.flush().map_err(Error::Output)).map_err(failure_of)
 }
 
-fn json_of(change: &Change) -> serde_json::Value {
+fn json_of(change: &InodeChange) -> serde_json::Value {
     let ranges =
         change.ranges.iter().map(|range| serde_json::json!({"offset": range.start, "len": range.end - range.start}));
     let mut value = serde_json::json!({
@@ -147,7 +147,7 @@ mod tests {
         let json = |kind| {
             let (path, attributes) = (b"f".to_vec(), vec![b"mode".to_vec()]);
             let change =
-                Change { kind, file_type: "file", path, from: None, ranges: vec![0..1, 4096..8192], attributes };
+                InodeChange { kind, file_type: "file", path, from: None, ranges: vec![0..1, 4096..8192], attributes };
             json_of(&change)
         };
         assert_eq!(json(ChangeKind::Added), serde_json::json!({"change": "added", "type": "file", "path": "f"}));

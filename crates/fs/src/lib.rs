@@ -51,13 +51,13 @@ pub use devices::scrub::{Damage, FILES_MAX, FileDamages, ScrubReport, ScrubStart
 pub use devices::space::{DeviceUsage, GroupUsage, SpaceUsage};
 pub use error::{Error, Result};
 pub use file::defragment::Defragment;
-pub use file::extent_map::{ExtentInfo, ExtentKind};
+pub use file::extent_map::{FileExtentInfo, FileExtentKind};
 pub use mount::fs::Fs;
 pub use options::{AtimeMode, CompressSpec, MountOptions};
 pub use receive::{
     INCOMPLETE_XATTR, ReceiveError, ReceiveOptions, ReceiveProblem, ReceiveReport, ReceivedSubvolume, Verified,
 };
-pub use send::changes::{Change, ChangeKind};
+pub use send::changes::{ChangeKind, InodeChange};
 pub use send::request::SendRequest;
 pub use types::{
     Attr, Caller, DirEntryOut, FallocateMode, FlagRights, InodeId, NewInode, RenameFlags, SeekWhence, SetAttr, SetTime,

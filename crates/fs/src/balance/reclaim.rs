@@ -23,7 +23,7 @@ use crate::service_threads::ServiceThreads;
 
 /// The thread that reclaims and discards, and its state.
 #[derive(Debug)]
-pub(crate) struct Reclaim {
+pub(crate) struct ReclaimThread {
     /// A data block group is reclaimed when less than this percentage of it is used; 0 means never.
     threshold: u32,
     shared: Arc<ReclaimCalls>,
@@ -41,7 +41,7 @@ struct ReclaimCalls {
     job: Job,
 }
 
-impl Reclaim {
+impl ReclaimThread {
     pub(crate) fn new(threshold: u32) -> Self {
         Self { threshold, shared: Arc::default(), thread: ServiceThreads::default() }
     }

@@ -25,7 +25,7 @@ use ubtrfs_transaction::{BlockGroup, ChunkPlacement, ConversionTargets, Job, Rel
 
 use crate::balance::filter::{args_for, for_resumption, has_usage, limits, profile_of, takes};
 use crate::balance::state::{BalanceCounts, BalanceStatus, StopRequest};
-use crate::session::context::Purpose;
+use crate::session::context::MetadataPurpose;
 use crate::watched_job::watched;
 use crate::{Error, Fs, InodeId, Result};
 
@@ -423,7 +423,7 @@ impl Fs {
     /// Writes the item of a balance, or removes it with `None`, and commits (I1).
     fn put_balance_item(&self, item: Option<&BalanceItem>) -> Result<()> {
         let roots = self.engine.tree(RootId::ROOT_TREE)?.ok_or(Error::NotFound)?;
-        let purpose = if item.is_some() { Purpose::Change(1) } else { Purpose::Removal(1) };
+        let purpose = if item.is_some() { MetadataPurpose::Change(1) } else { MetadataPurpose::Removal(1) };
         let reservation = self.context.reserve(purpose)?;
         {
             let op = self.engine.begin(reservation);

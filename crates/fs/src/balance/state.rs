@@ -23,22 +23,22 @@ use crate::{Error, Result};
 /// The balance of a filesystem.
 #[derive(Debug, Default)]
 pub(crate) struct BalanceState {
-    inner: Mutex<Inner>,
+    inner: Mutex<CurrentBalance>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct CurrentBalance {
     /// The balance item in the root tree.
     item: Option<BalanceItem>,
-    running: Option<Running>,
+    running: Option<RunningBalance>,
     counts: BalanceCounts,
     /// Whether the filesystem is being closed, so that no balance can begin.
     is_closed: bool,
 }
 
 #[derive(Debug)]
-struct Running {
+struct RunningBalance {
     job: Arc<Job>,
     wish: Option<StopRequest>,
 }
@@ -104,7 +104,7 @@ impl BalanceState {
         };
         let job = Arc::new(Job::new());
         inner.item = Some(item.clone());
-        inner.running = Some(Running { job: Arc::clone(&job), wish: None });
+        inner.running = Some(RunningBalance { job: Arc::clone(&job), wish: None });
         inner.counts = BalanceCounts::default();
         Ok((item, job))
     }

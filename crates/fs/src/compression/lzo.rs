@@ -37,18 +37,18 @@ const MIDDLE_DISTANCE: usize = 16384;
 const MAX_DISTANCE: usize = 49151;
 
 /// For each hash of 4 bytes: the position in the sector at which it was last seen.
-pub(super) struct Workspace {
+pub(super) struct LzoWorkspace {
     table: Box<[u16; 1 << HASH_BITS]>,
 }
 
-impl Default for Workspace {
+impl Default for LzoWorkspace {
     fn default() -> Self {
         Self { table: Box::new([0; 1 << HASH_BITS]) }
     }
 }
 
 #[allow(clippy::arithmetic_side_effects, reason = "lengths inside of one sector of at most 64 KiB, and of the output")]
-impl Workspace {
+impl LzoWorkspace {
     pub(super) fn compress(&mut self, input: &[u8], max_len: usize, sectorsize: usize) -> Option<Vec<u8>> {
         let mut out = Vec::with_capacity(max_len.min(input.len()) + sectorsize);
         out.extend_from_slice(&[0; HEADER]);
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn segments_start_inside_a_sector() {
-        let mut workspace = Workspace::default();
+        let mut workspace = LzoWorkspace::default();
         let mut state = 3u32;
         for fill in 0..64u32 {
             let data: Vec<u8> = (0..131_072u32)
@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn far_matches_round_trip() {
         // A segment of 64 KiB with matches in every class of distances.
-        let mut workspace = Workspace::default();
+        let mut workspace = LzoWorkspace::default();
         let mut data: Vec<u8> = Vec::new();
         let mut state = 5u32;
         for block in 0..64 {

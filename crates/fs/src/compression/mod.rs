@@ -29,7 +29,7 @@ pub(crate) const MAX_UNCOMPRESSED: usize = 128 << 10;
 
 /// How to compress: the algorithm and its level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Method {
+pub(crate) struct CompressionMethod {
     /// zlib, LZO or zstd.
     pub kind: Compression,
     /// zlib 1 to 9, zstd -15 to 15; 0 is the default (3). LZO has no levels.
@@ -38,20 +38,20 @@ pub(crate) struct Method {
 
 /// Compression contexts of every algorithm. The contexts for zlib and zstd are made when they are first needed.
 #[derive(Default)]
-struct Workspace {
-    zlib: zlib::Workspace,
-    lzo: lzo::Workspace,
-    zstd: zstd::Workspace,
+struct CompressionWorkspace {
+    zlib: zlib::ZlibWorkspace,
+    lzo: lzo::LzoWorkspace,
+    zstd: zstd::ZstdWorkspace,
 }
 
 #[expect(clippy::vec_box, reason = "a workspace is moved in and out of the pool")]
-static WORKSPACES: Mutex<Vec<Box<Workspace>>> = Mutex::new(Vec::new());
+static WORKSPACES: Mutex<Vec<Box<CompressionWorkspace>>> = Mutex::new(Vec::new());
 
 /// Maximum number of idle workspaces. If more threads compress at once, they make further workspaces, which are dropped
 /// after use.
 const IDLE_WORKSPACES: usize = 8;
 
-fn with_workspace<R>(work: impl FnOnce(&mut Workspace) -> R) -> R {
+fn with_workspace<R>(work: impl FnOnce(&mut CompressionWorkspace) -> R) -> R {
     let mut workspace = WORKSPACES.lock().pop().unwrap_or_default();
     let result = work(&mut workspace);
     let mut idle = WORKSPACES.lock();
@@ -63,7 +63,7 @@ fn with_workspace<R>(work: impl FnOnce(&mut Workspace) -> R) -> R {
 
 /// Compresses `input` into at most `max_len` bytes. Returns `None` if the compressed bytes do not fit, or if the input
 /// is too large: the caller then writes the data uncompressed.
-pub(crate) fn compress(method: Method, input: &[u8], max_len: usize, sectorsize: usize) -> Option<Vec<u8>> {
+pub(crate) fn compress(method: CompressionMethod, input: &[u8], max_len: usize, sectorsize: usize) -> Option<Vec<u8>> {
     if input.is_empty() || input.len() > MAX_UNCOMPRESSED {
         return None;
     }
@@ -113,7 +113,7 @@ mod tests {
 
     const KINDS: [Compression; 3] = [Compression::Zlib, Compression::Lzo, Compression::Zstd];
 
-    fn round_trip(method: Method, data: &[u8], sectorsize: usize) -> Option<usize> {
+    fn round_trip(method: CompressionMethod, data: &[u8], sectorsize: usize) -> Option<usize> {
         let mut packed = compress(method, data, MAX_UNCOMPRESSED, sectorsize)?;
         let len = packed.len();
         packed.resize(len.next_multiple_of(sectorsize).min(MAX_UNCOMPRESSED), 0);
@@ -145,7 +145,7 @@ mod tests {
     fn every_kind_and_level_round_trips() {
         for kind in KINDS {
             for level in [-15, -1, 0, 1, 3, 6, 9, 15] {
-                let method = Method { kind, level };
+                let method = CompressionMethod { kind, level };
                 for len in [1, 2, 3, 7, 100, 2048, 4095, 4096, 4097, 65536, 100_000, MAX_UNCOMPRESSED] {
                     round_trip(method, &vec![0; len], 4096);
                     let len_packed = round_trip(method, &text(len), 4096).unwrap();
@@ -159,7 +159,7 @@ mod tests {
     fn large_sectors_round_trip() {
         for sectorsize in [8192, 16384, 65536] {
             for kind in KINDS {
-                round_trip(Method { kind, level: 0 }, &text(MAX_UNCOMPRESSED), sectorsize).unwrap();
+                round_trip(CompressionMethod { kind, level: 0 }, &text(MAX_UNCOMPRESSED), sectorsize).unwrap();
             }
         }
     }
@@ -174,7 +174,7 @@ mod tests {
         .take(MAX_UNCOMPRESSED)
         .collect();
         for kind in KINDS {
-            assert!(compress(Method { kind, level: 0 }, &data, MAX_UNCOMPRESSED - 4096, 4096).is_none());
+            assert!(compress(CompressionMethod { kind, level: 0 }, &data, MAX_UNCOMPRESSED - 4096, 4096).is_none());
         }
         assert!(!looks_compressible(&data));
         assert!(looks_compressible(&text(MAX_UNCOMPRESSED)));
@@ -194,7 +194,7 @@ mod tests {
             }
             data.truncate(MAX_UNCOMPRESSED);
             for kind in KINDS {
-                round_trip(Method { kind, level: 0 }, &data, 4096);
+                round_trip(CompressionMethod { kind, level: 0 }, &data, 4096);
             }
         }
 
@@ -210,7 +210,7 @@ mod tests {
         fn damage_never_panics(at in 0usize..2000, with in any::<u8>()) {
             let data = text(20_000);
             for kind in KINDS {
-                let mut packed = compress(Method { kind, level: 0 }, &data, MAX_UNCOMPRESSED, 4096).unwrap();
+                let mut packed = compress(CompressionMethod { kind, level: 0 }, &data, MAX_UNCOMPRESSED, 4096).unwrap();
                 let at = at % packed.len();
                 packed[at] = with;
                 let mut out = vec![0; data.len()];

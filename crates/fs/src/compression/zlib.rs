@@ -9,12 +9,12 @@ const DEFAULT_LEVEL: u32 = 3;
 
 /// The contexts for compressing and decompressing, which are reset between extents.
 #[derive(Default)]
-pub(super) struct Workspace {
+pub(super) struct ZlibWorkspace {
     deflate: Option<(u32, Compress)>,
     inflate: Option<Decompress>,
 }
 
-impl Workspace {
+impl ZlibWorkspace {
     pub(super) fn compress(&mut self, level: i32, input: &[u8], max_len: usize) -> Option<Vec<u8>> {
         let level = match u32::try_from(level) {
             Ok(level @ 1..=9) => level,

@@ -13,12 +13,12 @@ const MAX_LEVEL: i32 = 15;
 
 /// The contexts for compressing and decompressing, which are reset between extents.
 #[derive(Default)]
-pub(super) struct Workspace {
+pub(super) struct ZstdWorkspace {
     compress: Option<(i32, CCtx<'static>)>,
     decompress: Option<DCtx<'static>>,
 }
 
-impl Workspace {
+impl ZstdWorkspace {
     pub(super) fn compress(&mut self, level: i32, input: &[u8], max_len: usize) -> Option<Vec<u8>> {
         let level = if level == 0 { DEFAULT_LEVEL } else { level.clamp(MIN_LEVEL, MAX_LEVEL) };
         let context = match &mut self.compress {

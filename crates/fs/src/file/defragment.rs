@@ -17,12 +17,12 @@ use std::sync::Arc;
 use ubtrfs_format::item::Compression;
 use ubtrfs_transaction::{Job, race_point};
 
-use crate::compression::Method;
+use crate::compression::CompressionMethod;
 use crate::file::read::check_regular;
 use crate::inode::buf_pool::BUF_MAX;
 use crate::inode::state::{Inode, InodeState, Rewriting};
 use crate::items::file_extent::{ExtentAt, extents_in};
-use crate::session::context::Purpose;
+use crate::session::context::MetadataPurpose;
 use crate::{CompressSpec, Error, Fs, InodeId, Result};
 
 /// Options of a defragmentation.
@@ -66,7 +66,7 @@ impl Fs {
             if state.rewriting.is_some() {
                 return Err(Error::Busy("the file is already being defragmented"));
             }
-            let compress = how.compress.map(|spec| Method { kind: spec.kind, level: spec.level });
+            let compress = how.compress.map(|spec| CompressionMethod { kind: spec.kind, level: spec.level });
             state.rewriting = Some(Rewriting { compress });
         }
         let done = self.rewrite_small(&inode, how, job);
@@ -101,7 +101,7 @@ impl Fs {
         if self.ranges_to_rewrite(inode, &*inode.read()?, &piece, how)?.is_empty() {
             return Ok(0);
         }
-        drop(self.context.reserve(Purpose::Change(4))?);
+        drop(self.context.reserve(MetadataPurpose::Change(4))?);
         let mut space = Some(self.engine.reserve_data_for(inode.id.root, piece.end - piece.start)?);
         // I1
         let mut state = inode.write()?;

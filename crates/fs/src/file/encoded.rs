@@ -17,7 +17,7 @@ use crate::file::truncate::lock;
 use crate::file::write::check_may_write;
 use crate::inode::state::Inode;
 use crate::items::file_extent::{ExtentPlan, whole_extent};
-use crate::session::context::Purpose;
+use crate::session::context::MetadataPurpose;
 use crate::types::MAX_SIZE;
 use crate::{Error, Fs, InodeId, Result};
 
@@ -113,7 +113,7 @@ impl Fs {
         let inode = self.inode_to_change(id)?;
         check_may_write(&*inode.read()?, offset)?;
         self.throttle(&inode)?;
-        drop(self.context.reserve(Purpose::Change(8))?);
+        drop(self.context.reserve(MetadataPurpose::Change(8))?);
         let mut bytes = encoded.bytes.to_vec();
         bytes.resize(bytes.len().next_multiple_of(sectorsize as usize), 0);
         let disk_len = bytes.len() as u64;

@@ -9,7 +9,7 @@ use crate::{Fs, InodeId, Result};
 
 /// The kind of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExtentKind {
+pub enum FileExtentKind {
     /// An extent with data.
     Data,
     /// Data inside the file extent item.
@@ -24,13 +24,13 @@ pub enum ExtentKind {
 
 /// One extent of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExtentInfo {
+pub struct FileExtentInfo {
     /// Offset in the file.
     pub offset: u64,
     /// Length in the file, in bytes.
     pub len_bytes: u64,
     /// Its kind.
-    pub kind: ExtentKind,
+    pub kind: FileExtentKind,
     /// The address of the whole extent on disk; 0 without an extent.
     pub disk_bytenr: Logical,
     /// Bytes of the whole extent on disk.
@@ -44,14 +44,14 @@ pub struct ExtentInfo {
 impl Fs {
     /// Returns the extents of a file's items, followed by the file's pending ranges (dirty or under writeback). Each of
     /// the two lists is in file order. Holes are listed only if the filesystem stores explicit holes.
-    pub fn extents(&self, id: InodeId) -> Result<Vec<ExtentInfo>> {
+    pub fn extents(&self, id: InodeId) -> Result<Vec<FileExtentInfo>> {
         Ok(self.extents_from(id, 0, usize::MAX)?.0)
     }
 
     /// Returns a part of the result of [`Fs::extents`]: up to `limit` extents of the file's items that end after
     /// `from`, then the pending ranges in the same part of the file. Also returns the offset at which to continue if
     /// there may be more.
-    pub fn extents_from(&self, id: InodeId, from: u64, limit: usize) -> Result<(Vec<ExtentInfo>, Option<u64>)> {
+    pub fn extents_from(&self, id: InodeId, from: u64, limit: usize) -> Result<(Vec<FileExtentInfo>, Option<u64>)> {
         let inode = self.inode(id)?;
         let state = inode.read()?;
         check_regular(&state)?;
@@ -60,12 +60,12 @@ impl Fs {
         let mut extents = Vec::with_capacity(items.len());
         for item in &items {
             let (kind, regular) = match &item.extent.body {
-                FileExtentBody::Inline(_) => (ExtentKind::Inline, None),
-                FileExtentBody::Regular(regular) if regular.disk_bytenr.0 == 0 => (ExtentKind::Hole, None),
-                FileExtentBody::Regular(regular) => (ExtentKind::Data, Some(regular)),
-                FileExtentBody::Prealloc(regular) => (ExtentKind::Prealloc, Some(regular)),
+                FileExtentBody::Inline(_) => (FileExtentKind::Inline, None),
+                FileExtentBody::Regular(regular) if regular.disk_bytenr.0 == 0 => (FileExtentKind::Hole, None),
+                FileExtentBody::Regular(regular) => (FileExtentKind::Data, Some(regular)),
+                FileExtentBody::Prealloc(regular) => (FileExtentKind::Prealloc, Some(regular)),
             };
-            extents.push(ExtentInfo {
+            extents.push(FileExtentInfo {
                 offset: item.start,
                 len_bytes: item.extent.num_bytes(),
                 kind,
@@ -76,10 +76,10 @@ impl Fs {
             });
         }
         let pending = state.data.pending_in(from..next.unwrap_or(u64::MAX));
-        extents.extend(pending.into_iter().map(|range| ExtentInfo {
+        extents.extend(pending.into_iter().map(|range| FileExtentInfo {
             offset: range.start,
             len_bytes: range.end.saturating_sub(range.start),
-            kind: ExtentKind::Delalloc,
+            kind: FileExtentKind::Delalloc,
             disk_bytenr: Logical(0),
             disk_len_bytes: 0,
             extent_offset: 0,

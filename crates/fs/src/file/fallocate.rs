@@ -23,7 +23,7 @@ use crate::file::read::check_regular;
 use crate::file::truncate::lock;
 use crate::inode::state::{Inode, InodeState};
 use crate::items::file_extent::{ExtentAt, ExtentPlan, extents_in, last_extent_before, whole_extent};
-use crate::session::context::Purpose;
+use crate::session::context::MetadataPurpose;
 use crate::types::MAX_SIZE;
 use crate::{Error, FallocateMode, Fs, InodeId, Result};
 
@@ -78,7 +78,7 @@ impl Fs {
             true => None,
             false => Some(self.engine.reserve_data_for(inode.id.root, 2 * sectorsize)?),
         };
-        let purpose = if is_aligned { Purpose::Removal(8) } else { Purpose::Change(8) };
+        let purpose = if is_aligned { MetadataPurpose::Removal(8) } else { MetadataPurpose::Change(8) };
         drop(self.context.reserve(purpose)?);
         let (_locks, mut state) = lock(inode)?;
         let state = &mut *state;
@@ -128,7 +128,7 @@ impl Fs {
     fn allocate_range(&self, inode: &Arc<Inode>, range: Range<u64>, keep_size: bool, zero: bool) -> Result<()> {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = range.start - range.start % sectorsize..range.end.next_multiple_of(sectorsize);
-        drop(self.context.reserve(Purpose::Change(8))?);
+        drop(self.context.reserve(MetadataPurpose::Change(8))?);
         let (mut missing, mut nr_gaps) = (0, 0);
         let (space, _locks, mut state) = loop {
             // Each round reserves as much as an earlier one, so concurrent changes cannot prolong the loop forever.

@@ -31,7 +31,7 @@ use crate::inode::state::{Inode, InodeState};
 use crate::inode::writeback_lock::ExclusiveGuard;
 use crate::inode::xattr::check_may_change;
 use crate::items::file_extent::{ExtentAt, ExtentPlan, extents_in, part_of};
-use crate::session::context::Purpose;
+use crate::session::context::MetadataPurpose;
 use crate::types::MAX_SIZE;
 use crate::writeback::no_flush::NoFlush;
 use crate::{Error, Fs, InodeId, Result};
@@ -252,7 +252,7 @@ impl Fs {
         let wide_len = len.next_multiple_of(sectorsize);
         let src_range = src_off..src_off + wide_len;
         let dst_range = dst_off..dst_off + wide_len;
-        drop(self.context.reserve(Purpose::Change(16))?);
+        drop(self.context.reserve(MetadataPurpose::Change(16))?);
         // If both files are in one subvolume, its quota counts the extents already, so only the items need quota.
         let data_bytes = if source.id.root == target.id.root { 0 } else { wide_len };
         let nr_items = wide_len.div_ceil(sectorsize).min(STEP as u64);

@@ -9,7 +9,7 @@ use crate::inode::setattr::{SETATTR_ITEMS, without_privileges};
 use crate::inode::state::InodeState;
 use crate::inode::xattr::check_may_change;
 use crate::items::{dir_item, quota_blocks};
-use crate::session::context::Purpose;
+use crate::session::context::MetadataPurpose;
 use crate::types::{Attr, Caller, InodeId, SetAttr, SetTime, mode};
 
 impl Fs {
@@ -58,7 +58,8 @@ impl Fs {
             true => QuotaReservation::default(),
             false => self.engine.reserve_metadata_quota(id.root, quota_blocks::SETATTR)?,
         };
-        let purpose = if is_removal { Purpose::Removal(SETATTR_ITEMS) } else { Purpose::Change(SETATTR_ITEMS) };
+        let purpose =
+            if is_removal { MetadataPurpose::Removal(SETATTR_ITEMS) } else { MetadataPurpose::Change(SETATTR_ITEMS) };
         let reservation = self.context.reserve(purpose)?;
         let mut state = inode.write()?;
         let only_now = set.mode.or(set.uid).or(set.gid).is_none()

@@ -21,7 +21,7 @@ use crate::file::read::check_regular;
 use crate::inode::state::{Inode, InodeState};
 use crate::inode::writeback_lock::ExclusiveGuard;
 use crate::items::file_extent::{ExtentPlan, extents_in, last_extent_before, whole_extent};
-use crate::session::context::Purpose;
+use crate::session::context::MetadataPurpose;
 use crate::types::MAX_SIZE;
 use crate::writeback::no_flush::NoFlush;
 use crate::{Error, Fs, Result};
@@ -40,7 +40,8 @@ impl Fs {
             true => Some(self.engine.reserve_data_for(inode.id.root, sectorsize)?),
             false => None,
         };
-        let purpose = if size <= old_size { Purpose::Removal(STEP_MIN + 8) } else { Purpose::Change(16) };
+        let purpose =
+            if size <= old_size { MetadataPurpose::Removal(STEP_MIN + 8) } else { MetadataPurpose::Change(16) };
         let reservation = self.context.reserve(purpose)?;
         let (_locks, mut state) = lock(inode)?;
         check_regular(&state)?;

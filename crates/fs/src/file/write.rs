@@ -12,7 +12,7 @@ use crate::file::truncate::{ChangeLocks, lock};
 use crate::inode::buf_pool::{BUF_MAX, Buf};
 use crate::inode::state::{Inode, InodeState};
 use crate::items::file_extent::extents_in;
-use crate::session::context::Purpose;
+use crate::session::context::MetadataPurpose;
 use crate::types::MAX_SIZE;
 use crate::{Error, Fs, InodeId, Result};
 
@@ -57,7 +57,8 @@ impl Fs {
         // Write in pieces, so that a large write stays within the memory limit.
         for piece in data.chunks(PIECE) {
             let at = offset + done as u64;
-            match self.throttle(inode).and_then(|()| self.write_piece(inode, at, Piece::Bytes(piece), keeps_times)) {
+            match self.throttle(inode).and_then(|()| self.write_piece(inode, at, WritePiece::Bytes(piece), keeps_times))
+            {
                 Ok(len) => {
                     done += len;
                     if len < piece.len() {
@@ -90,22 +91,28 @@ impl Fs {
             let len = (end - at).min(PIECE as u64 - at % PIECE as u64);
             self.throttle(&inode)?;
             let buf = self.data.pool.filled(len as usize, self.geometry.sectorsize, |bytes| fill(at, bytes))?;
-            self.write_piece(&inode, at, Piece::Filled(buf), false)?;
+            self.write_piece(&inode, at, WritePiece::Filled(buf), false)?;
             at += len;
         }
         Ok(())
     }
 
     /// Writes a piece, and returns the number of bytes written. If there is no space or quota for the whole piece,
-    /// writes only the first part of a [`Piece::Bytes`], and fails for a [`Piece::Filled`].
+    /// writes only the first part of a [`WritePiece::Bytes`], and fails for a [`WritePiece::Filled`].
     #[allow(clippy::arithmetic_side_effects, reason = "the write ends at most at `MAX_SIZE`, rounded up to a sector")]
-    fn write_piece(&self, inode: &Arc<Inode>, offset: u64, mut piece: Piece<'_>, keeps_times: bool) -> Result<usize> {
+    fn write_piece(
+        &self,
+        inode: &Arc<Inode>,
+        offset: u64,
+        mut piece: WritePiece<'_>,
+        keeps_times: bool,
+    ) -> Result<usize> {
         let mut end = offset + piece.len_bytes();
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = offset - offset % sectorsize..end.next_multiple_of(sectorsize);
         // Check that there is space for the items that writeback will put. The reservation is dropped at once, because
         // writeback makes its own.
-        drop(self.context.reserve(Purpose::Change(4))?);
+        drop(self.context.reserve(MetadataPurpose::Change(4))?);
         // Reserve one sector more than the data needs: an inline extent may have to become a regular one.
         let (root, wanted) = (inode.id.root, wide.end - wide.start + sectorsize);
         let mut reservation = self.engine.try_reserve_data_for(root, wanted)?;
@@ -121,14 +128,14 @@ impl Fs {
                     allocated = self.lock_allocated(inode, wide.clone())?;
                     match (&allocated, &mut piece) {
                         (Some(_), _) => {}
-                        (None, Piece::Bytes(data)) => {
+                        (None, WritePiece::Bytes(data)) => {
                             let left = self.engine.reserve_data_left_for(root, wanted)?;
                             let Some((space, bytes)) = left else { return Err(error.into()) };
                             end = wide.start + (bytes - sectorsize);
                             *data = &data[..(end - offset) as usize];
                             reservation = Some(space);
                         }
-                        (None, Piece::Filled(_)) => return Err(error.into()),
+                        (None, WritePiece::Filled(_)) => return Err(error.into()),
                     }
                 }
             }
@@ -145,8 +152,8 @@ impl Fs {
         check_regular(state)?;
         self.prepare_end(inode, state, offset, &mut reservation)?;
         match piece {
-            Piece::Bytes(data) => self.write_dirty(inode, state, offset, data, &mut reservation)?,
-            Piece::Filled(buf) => self.adopt_dirty(inode, state, offset, buf, &mut reservation)?,
+            WritePiece::Bytes(data) => self.write_dirty(inode, state, offset, data, &mut reservation)?,
+            WritePiece::Filled(buf) => self.adopt_dirty(inode, state, offset, buf, &mut reservation)?,
         }
         state.item.size = state.item.size.max(end);
         if !keeps_times {
@@ -362,12 +369,12 @@ pub(crate) fn check_may_write(state: &InodeState, offset: u64) -> Result<()> {
 }
 
 /// Data written in one step, at most `PIECE` bytes.
-enum Piece<'d> {
+enum WritePiece<'d> {
     Bytes(&'d [u8]),
     Filled(Buf),
 }
 
-impl Piece<'_> {
+impl WritePiece<'_> {
     fn len_bytes(&self) -> u64 {
         let bytes: &[u8] = match self {
             Self::Bytes(bytes) => bytes,

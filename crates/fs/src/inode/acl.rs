@@ -14,11 +14,11 @@ pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
 /// A valid ACL. The entries of an ACL are in the order owner, users, group, groups, mask, others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acl {
-    entries: Vec<Entry>,
+    entries: Vec<AclEntry>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
+struct AclEntry {
     tag: u16,
     permissions: u16,
     id: u32,
@@ -35,7 +35,7 @@ impl Acl {
         let (chunks, []) = rest.as_chunks::<ENTRY_SIZE>() else { return invalid };
         let entries: Vec<_> = chunks
             .iter()
-            .map(|[t0, t1, p0, p1, i0, i1, i2, i3]| Entry {
+            .map(|[t0, t1, p0, p1, i0, i1, i2, i3]| AclEntry {
                 tag: u16::from_le_bytes([*t0, *t1]),
                 permissions: u16::from_le_bytes([*p0, *p1]),
                 id: u32::from_le_bytes([*i0, *i1, *i2, *i3]),

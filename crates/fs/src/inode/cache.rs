@@ -25,7 +25,7 @@ use crate::types::InodeId;
 /// All inodes in memory.
 #[derive(Debug)]
 pub(crate) struct InodeCache {
-    shards: Box<[Shard]>,
+    shards: Box<[InodeShard]>,
     /// If a shard has at least this many inodes, the next insertion may evict unused ones ([`ShardMap::sweep_at`]).
     shard_limit: AtomicUsize,
     /// Number of [`Deleting`] values.
@@ -35,7 +35,7 @@ pub(crate) struct InodeCache {
 }
 
 #[derive(Debug, Default)]
-struct Shard {
+struct InodeShard {
     map: Mutex<ShardMap>,
     loaded: Condvar,
 }
@@ -46,7 +46,7 @@ struct ShardMap {
     /// The most recently created inodes, in the order of their creation.
     young: VecDeque<InodeId>,
     loading: HashSet<InodeId, IdHash>,
-    users: HashMap<InodeId, Users, IdHash>,
+    users: HashMap<InodeId, InodeUsers, IdHash>,
     /// For each subvolume, the number of its entries in `inodes` and in `users` together. So the deletion of a subvolume
     /// does not search the shards without any (I4).
     of_root: HashMap<RootId, usize, IdHash>,
@@ -64,7 +64,7 @@ struct Cached {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Users {
+struct InodeUsers {
     lookups: u64,
     opens: u32,
     /// Whether the inode lost its last link. An unlinked inode is deleted when its last reference is released.
@@ -79,7 +79,7 @@ impl InodeCache {
     /// the known names of directories.
     pub(crate) fn new(limit: usize, name_bytes: u64) -> Self {
         Self {
-            shards: (0..NR_SHARDS).map(|_| Shard::default()).collect(),
+            shards: (0..NR_SHARDS).map(|_| InodeShard::default()).collect(),
             shard_limit: AtomicUsize::new((limit / NR_SHARDS).max(8)),
             nr_deleting: AtomicUsize::new(0),
             name_budget: NameBudget::new(name_bytes),
@@ -91,7 +91,7 @@ impl InodeCache {
         KnownNames::of_empty(&self.name_budget)
     }
 
-    fn shard(&self, id: InodeId) -> &Shard {
+    fn shard(&self, id: InodeId) -> &InodeShard {
         // Neighbouring inode numbers, which are allocated together, go to one shard and so to one processor's cache.
         let row = id.ino.0 / INODES_PER_ROW;
         let mixed = (row ^ id.root.0.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
@@ -150,7 +150,7 @@ impl InodeCache {
         map.insert(inode, false, self.shard_limit.load(Ordering::Relaxed));
         if lookups > 0 || opens > 0 {
             map.remove_users(inode.id);
-            *map.users_of(inode.id) = Users { lookups, opens, ..Users::default() };
+            *map.users_of(inode.id) = InodeUsers { lookups, opens, ..InodeUsers::default() };
         }
         let unwanted = map.add_young(inode.id);
         drop(map);
@@ -183,7 +183,7 @@ impl InodeCache {
         self.give_back(id, |users| users.opens = users.opens.saturating_sub(1))
     }
 
-    fn give_back(&self, id: InodeId, change: impl FnOnce(&mut Users)) -> Option<Deleting<'_>> {
+    fn give_back(&self, id: InodeId, change: impl FnOnce(&mut InodeUsers)) -> Option<Deleting<'_>> {
         let mut map = self.shard(id).map.lock();
         map.give_back(id, change).then(|| {
             // Under the shard's lock, so that `awaits_deletions` finds either the user or the deletion.
@@ -245,7 +245,7 @@ impl InodeCache {
 
     /// The inodes of a subvolume that lookups or opens refer to.
     pub(crate) fn used_of(&self, root: RootId) -> HashSet<InodeId> {
-        let of_shard = |shard: &Shard| -> Vec<InodeId> {
+        let of_shard = |shard: &InodeShard| -> Vec<InodeId> {
             let map = shard.map.lock();
             if !map.of_root.contains_key(&root) {
                 return Vec::new();
@@ -257,7 +257,7 @@ impl InodeCache {
 
     /// The inodes of a subvolume that are in memory.
     pub(crate) fn all_of(&self, root: RootId) -> Vec<Arc<Inode>> {
-        let of_shard = |shard: &Shard| -> Vec<Arc<Inode>> {
+        let of_shard = |shard: &InodeShard| -> Vec<Arc<Inode>> {
             let map = shard.map.lock();
             if !map.of_root.contains_key(&root) {
                 return Vec::new();
@@ -269,7 +269,7 @@ impl InodeCache {
 
     /// All inodes in memory.
     pub(crate) fn all(&self) -> Vec<Arc<Inode>> {
-        let of_shard = |shard: &Shard| -> Vec<Arc<Inode>> {
+        let of_shard = |shard: &InodeShard| -> Vec<Arc<Inode>> {
             shard.map.lock().inodes.values().map(|cached| Arc::clone(&cached.inode)).collect()
         };
         self.shards.iter().flat_map(of_shard).collect()
@@ -277,7 +277,8 @@ impl InodeCache {
 
     /// Whether inodes without links are being deleted, or will be when the kernel forgets them: they are not open.
     pub(crate) fn awaits_deletions(&self) -> bool {
-        let of_shard = |shard: &Shard| shard.map.lock().users.values().any(|users| users.unlinked && users.opens == 0);
+        let of_shard =
+            |shard: &InodeShard| shard.map.lock().users.values().any(|users| users.unlinked && users.opens == 0);
         // An inode moves from the users to the deletions, so the users are looked at first.
         self.shards.iter().any(of_shard) || self.nr_deleting.load(Ordering::Acquire) > 0
     }
@@ -330,7 +331,7 @@ pub(crate) enum FoundInode<'s> {
 /// dropped, also after a panic.
 #[must_use = "others may load the inode once this is dropped"]
 pub(crate) struct Loading<'s> {
-    shard: &'s Shard,
+    shard: &'s InodeShard,
     id: InodeId,
     is_used: bool,
 }
@@ -352,7 +353,7 @@ impl Drop for Loading<'_> {
 
 impl ShardMap {
     /// Blocks loading of an inode that is not in memory, unless another thread loads it.
-    fn block<'s>(&mut self, shard: &'s Shard, id: InodeId) -> Option<Loading<'s>> {
+    fn block<'s>(&mut self, shard: &'s InodeShard, id: InodeId) -> Option<Loading<'s>> {
         let is_used = self.users.contains_key(&id);
         // Lazily: a guard that is dropped here would lock the shard again.
         self.loading.insert(id).then(|| Loading { shard, id, is_used })
@@ -383,14 +384,14 @@ impl ShardMap {
     }
 
     /// The references to an inode, for a change that adds one.
-    fn users_of(&mut self, id: InodeId) -> &mut Users {
+    fn users_of(&mut self, id: InodeId) -> &mut InodeUsers {
         self.users.entry(id).or_insert_with(|| {
             count(&mut self.of_root, id.root);
-            Users::default()
+            InodeUsers::default()
         })
     }
 
-    fn remove_users(&mut self, id: InodeId) -> Option<Users> {
+    fn remove_users(&mut self, id: InodeId) -> Option<InodeUsers> {
         let removed = self.users.remove(&id)?;
         uncount(&mut self.of_root, id.root);
         self.nr_unlinked = self.nr_unlinked.saturating_sub(usize::from(removed.unlinked));
@@ -433,7 +434,7 @@ impl ShardMap {
         self.remove_inode(oldest)
     }
 
-    fn give_back(&mut self, id: InodeId, change: impl FnOnce(&mut Users)) -> bool {
+    fn give_back(&mut self, id: InodeId, change: impl FnOnce(&mut InodeUsers)) -> bool {
         let Some(users) = self.users.get_mut(&id) else { return false };
         change(users);
         if users.lookups > 0 || users.opens > 0 {
@@ -442,7 +443,7 @@ impl ShardMap {
         self.remove_users(id).is_some_and(|users| users.unlinked)
     }
 
-    fn mark_unlinked(&mut self, id: InodeId) -> Option<&mut Users> {
+    fn mark_unlinked(&mut self, id: InodeId) -> Option<&mut InodeUsers> {
         let users = self.users.get_mut(&id)?;
         self.nr_unlinked = self.nr_unlinked.saturating_add(usize::from(!users.unlinked));
         users.unlinked = true;

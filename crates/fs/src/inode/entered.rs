@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! - I1. A subvolume leaves memory only while nothing but the map holds it, and if it can be entered again
-//!   ([`Subvolume::may_leave`]). Inodes in memory hold their subvolume.
+//!   ([`EnteredSubvolume::may_leave`]). Inodes in memory hold their subvolume.
 //! - I2. A subvolume with unlinked inodes that the kernel still remembers stays in memory: closing the filesystem
 //!   deletes these inodes.
 //! - I3. The highest inode number of a changed subvolume stays in memory when the subvolume leaves (I1 of
@@ -21,20 +21,20 @@ use ubtrfs_transaction::race_point;
 
 use crate::Fs;
 use crate::error::{Error, Result};
-use crate::inode::subvolume::{Left, Subvolume};
+use crate::inode::subvolume::{EnteredSubvolume, Left};
 
 /// Deletes what earlier mounts left unlinked in a subvolume that is entered.
-pub(crate) type Clean = fn(&Fs, &Arc<Subvolume>) -> Result<()>;
+pub(crate) type Clean = fn(&Fs, &Arc<EnteredSubvolume>) -> Result<()>;
 
 /// The subvolumes in memory.
 #[derive(Debug)]
 pub(crate) struct EnteredSubvolumes {
-    entered: RwLock<Entered>,
+    entered: RwLock<EnteredMap>,
     /// Number of subvolumes in memory from which on unused ones leave.
     max: usize,
     /// Unused subvolumes leave when there are at least this many.
     leave_at: AtomicUsize,
-    /// Number of times that a subvolume was entered; the clock of [`Subvolume::last_used`].
+    /// Number of times that a subvolume was entered; the clock of [`EnteredSubvolume::last_used`].
     nr_entered: AtomicU64,
     /// Subvolumes that were deleted since the filesystem was opened.
     deleted: Mutex<HashSet<RootId>>,
@@ -43,8 +43,8 @@ pub(crate) struct EnteredSubvolumes {
 
 /// The map of entered subvolumes.
 #[derive(Debug, Default)]
-struct Entered {
-    subvolumes: HashMap<RootId, Arc<Subvolume>>,
+struct EnteredMap {
+    subvolumes: HashMap<RootId, Arc<EnteredSubvolume>>,
     /// What stays of subvolumes that left memory (I3).
     left: HashMap<RootId, Left>,
     /// Number of times that subvolumes left memory.
@@ -67,14 +67,14 @@ impl EnteredSubvolumes {
     }
 
     /// A subvolume, if it is in memory.
-    pub(crate) fn get(&self, id: RootId) -> Option<Arc<Subvolume>> {
+    pub(crate) fn get(&self, id: RootId) -> Option<Arc<EnteredSubvolume>> {
         let subvolume = Arc::clone(self.entered.read().subvolumes.get(&id)?);
         self.note_use(&subvolume);
         Some(subvolume)
     }
 
     /// Notes that a subvolume is used.
-    pub(crate) fn note_use(&self, subvolume: &Subvolume) {
+    pub(crate) fn note_use(&self, subvolume: &EnteredSubvolume) {
         let now = self.nr_entered.load(Ordering::Relaxed);
         if subvolume.last_used.load(Ordering::Relaxed) != now {
             subvolume.last_used.store(now, Ordering::Relaxed);
@@ -82,7 +82,7 @@ impl EnteredSubvolumes {
     }
 
     /// All subvolumes in memory.
-    pub(crate) fn all(&self) -> Vec<Arc<Subvolume>> {
+    pub(crate) fn all(&self) -> Vec<Arc<EnteredSubvolume>> {
         self.entered.read().subvolumes.values().cloned().collect()
     }
 
@@ -103,7 +103,7 @@ impl EnteredSubvolumes {
     /// Adds an entered subvolume to the map. If two threads enter a subvolume at once, both get the subvolume that the
     /// first thread made. Returns `None` if subvolumes left memory since `nr_evictions` was read: another thread may have
     /// entered this subvolume and changed it.
-    fn keep(&self, subvolume: Arc<Subvolume>, nr_evictions: u64) -> Option<Arc<Subvolume>> {
+    fn keep(&self, subvolume: Arc<EnteredSubvolume>, nr_evictions: u64) -> Option<Arc<EnteredSubvolume>> {
         let mut entered = self.entered.write();
         if entered.nr_evictions != nr_evictions {
             return None;
@@ -127,7 +127,7 @@ impl EnteredSubvolumes {
         if entered.subvolumes.len() <= limit {
             return None;
         }
-        let last_used = |subvolume: &Arc<Subvolume>| (subvolume.last_used.load(Ordering::Relaxed), subvolume.id);
+        let last_used = |subvolume: &Arc<EnteredSubvolume>| (subvolume.last_used.load(Ordering::Relaxed), subvolume.id);
         let mut by_age: Vec<_> = entered.subvolumes.values().map(last_used).collect();
         drop(entered);
         by_age.sort_unstable();
@@ -139,7 +139,7 @@ impl EnteredSubvolumes {
     fn evict(&self, unwanted: &HashSet<RootId>, kept: &HashSet<RootId>) {
         let mut evicted = Vec::new();
         let mut entered = self.entered.write();
-        let Entered { subvolumes, left, nr_evictions } = &mut *entered;
+        let EnteredMap { subvolumes, left, nr_evictions } = &mut *entered;
         *nr_evictions = nr_evictions.wrapping_add(1);
         for id in unwanted.difference(kept) {
             let Some(subvolume) = subvolumes.get(id).filter(|subvolume| Arc::strong_count(subvolume) == 1) else {
@@ -159,7 +159,7 @@ impl EnteredSubvolumes {
     }
 
     /// Removes a deleted subvolume from memory.
-    pub(crate) fn forget(&self, id: RootId) -> Option<Arc<Subvolume>> {
+    pub(crate) fn forget(&self, id: RootId) -> Option<Arc<EnteredSubvolume>> {
         let mut entered = self.entered.write();
         entered.left.remove(&id);
         entered.subvolumes.remove(&id)
@@ -169,7 +169,7 @@ impl EnteredSubvolumes {
 impl Fs {
     /// The subvolume. The first call enters the subvolume and deletes its unlinked inodes, so the caller must hold no
     /// inode lock.
-    pub(crate) fn subvolume(&self, root: RootId) -> Result<Arc<Subvolume>> {
+    pub(crate) fn subvolume(&self, root: RootId) -> Result<Arc<EnteredSubvolume>> {
         if let Some(subvolume) = self.entered.get(root) {
             return Ok(subvolume);
         }
@@ -183,7 +183,7 @@ impl Fs {
             // The tree stays in memory from here on.
             let tree = self.engine.tree(root)?.ok_or(Error::NotFound)?;
             let item = self.engine.root_item(root)?.filter(|item| item.refs > 0).ok_or(Error::NotFound)?;
-            let subvolume = Arc::new(Subvolume::enter(root, tree, &item, committed, takes_changes));
+            let subvolume = Arc::new(EnteredSubvolume::enter(root, tree, &item, committed, takes_changes));
             race_point();
             if let Some(subvolume) = self.entered.keep(subvolume, nr_evictions) {
                 break subvolume;

@@ -33,7 +33,7 @@ use crate::inode::readahead::ReadWindow;
 
 /// Contiguous data taken for writeback.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct DataRun {
     /// Offset of the run in the file.
     pub offset: u64,
     /// Buffers of the run, one after the other.
@@ -42,7 +42,7 @@ pub(crate) struct Run {
     pub len_bytes: u64,
 }
 
-impl Run {
+impl DataRun {
     /// The memory that the run's buffers take.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.bufs.iter().map(|buf| buf.size as u64).sum()
@@ -187,7 +187,7 @@ impl FileData {
     /// The size on disk once `runs`, which were just taken for writeback, are written. `from` is the current size on
     /// disk, and `size` the size of the file. The result is the start of the first pending data that is not in `runs`
     /// (at least `from`), or `size` if there is none.
-    pub(crate) fn reach_with(&self, runs: &[Run], from: u64, size: u64) -> u64 {
+    pub(crate) fn reach_with(&self, runs: &[DataRun], from: u64, size: u64) -> u64 {
         if from >= size {
             return from;
         }
@@ -403,9 +403,9 @@ impl FileData {
 
     /// Takes the dirty buffers that overlap `range` for writeback, as whole buffers, until they hold at least
     /// `max_bytes`. A buffer that overlaps a range under writeback stays dirty (I5).
-    pub(crate) fn start_writeback(&mut self, range: Range<u64>, max_bytes: u64) -> Vec<Run> {
+    pub(crate) fn start_writeback(&mut self, range: Range<u64>, max_bytes: u64) -> Vec<DataRun> {
         let is_alone = self.writeback.is_empty();
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<DataRun> = Vec::new();
         let mut taken = 0;
         let mut at = range.start;
         while taken < max_bytes {
@@ -430,7 +430,7 @@ impl FileData {
                     run.bufs.push(buf);
                     run.len_bytes += len_bytes;
                 }
-                _ => runs.push(Run { offset: start, bufs: vec![buf], len_bytes }),
+                _ => runs.push(DataRun { offset: start, bufs: vec![buf], len_bytes }),
             }
         }
         self.check_ranges(&range);
@@ -438,7 +438,7 @@ impl FileData {
     }
 
     /// Drops a run after its extent items were put.
-    pub(crate) fn end_writeback(&mut self, run: &Run) {
+    pub(crate) fn end_writeback(&mut self, run: &DataRun) {
         let mut at = run.offset;
         for buf in &run.bufs {
             let ended = self.writeback.remove(&at);
@@ -448,7 +448,7 @@ impl FileData {
     }
 
     /// Undoes [`Self::end_writeback`].
-    pub(crate) fn resume_writeback(&mut self, runs: &[Run]) {
+    pub(crate) fn resume_writeback(&mut self, runs: &[DataRun]) {
         for run in runs {
             let mut at = run.offset;
             for buf in &run.bufs {
@@ -461,7 +461,7 @@ impl FileData {
 
     /// Makes a failed run dirty again. Two kinds of parts do not become dirty: parts that newer dirty data replaces,
     /// and the ranges in `put` (in ascending order), whose items were put. Returns how many bytes are dirty again.
-    pub(crate) fn fail_writeback(&mut self, run: Run, put: &[Range<u64>]) -> u64 {
+    pub(crate) fn fail_writeback(&mut self, run: DataRun, put: &[Range<u64>]) -> u64 {
         let (start, end) = (run.offset, run.end());
         let mut at = start;
         let before = self.dirty_bytes;
@@ -618,7 +618,7 @@ mod tests {
             let mut data = FileData::default();
             data.set_sectorsize(4096);
             let mut model = Model { dirty: vec![None; SPACE], writeback: vec![None; SPACE] };
-            let mut runs: Vec<Run> = Vec::new();
+            let mut runs: Vec<DataRun> = Vec::new();
             for op in ops {
                 match op {
                     Op::Write { offset, len, byte } => {

@@ -10,10 +10,10 @@ use ubtrfs_transaction::Tree;
 use crate::Fs;
 use crate::error::{Error, Result};
 use crate::inode::state::{Inode, InodeState};
-use crate::inode::subvolume::{Home, Subvolume};
+use crate::inode::subvolume::{EnteredSubvolume, Home};
 use crate::items::dir_item::{self, in_tree};
 use crate::options::AtimeMode;
-use crate::session::context::{ChangeGuard, Purpose};
+use crate::session::context::{ChangeGuard, MetadataPurpose};
 use crate::types::{Attr, InodeId, mode};
 
 /// An inode that is being changed.
@@ -69,7 +69,7 @@ impl Fs {
         if inode.home.is_gone() { Err(Error::Stale) } else { Ok(inode) }
     }
 
-    fn load_inode(&self, id: InodeId, subvolume: Arc<Subvolume>) -> Result<Arc<Inode>> {
+    fn load_inode(&self, id: InodeId, subvolume: Arc<EnteredSubvolume>) -> Result<Arc<Inode>> {
         let home = Home::new(subvolume);
         let tree = &home.tree;
         if id.is_stub() {
@@ -140,7 +140,7 @@ impl Fs {
         else {
             return;
         };
-        let Ok(reservation) = self.context.reserve(Purpose::Change(1)) else { return };
+        let Ok(reservation) = self.context.reserve(MetadataPurpose::Change(1)) else { return };
         let Ok(mut state) = inode.write() else { return };
         state.item.atime = now;
         let op = self.engine.begin(reservation);

@@ -25,7 +25,7 @@ pub(crate) struct NameBudget {
 /// are in one cache line.
 #[derive(Debug)]
 pub(crate) struct KnownNames {
-    filters: Vec<Box<[Line]>>,
+    filters: Vec<Box<[CacheLine]>>,
     /// Number of names that the last filter still has room for.
     room: usize,
     budget: Arc<NameBudget>,
@@ -33,7 +33,7 @@ pub(crate) struct KnownNames {
 
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
-struct Line([u64; LINE_WORDS]);
+struct CacheLine([u64; LINE_WORDS]);
 
 impl NameBudget {
     /// Makes a budget of about `max_bytes` for all sets together.
@@ -87,7 +87,7 @@ impl KnownNames {
             self.budget.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return false;
         }
-        self.filters.push(vec![Line::default(); lines].into_boxed_slice());
+        self.filters.push(vec![CacheLine::default(); lines].into_boxed_slice());
         self.room = lines * LINE_NAMES;
         true
     }
@@ -109,7 +109,7 @@ fn spread(hash: u64) -> u64 {
 
 /// Returns the line of a filter in which a name's bits lie. The high bits of `spread` choose the line.
 #[allow(clippy::arithmetic_side_effects, reason = "a filter has at least one line")]
-fn line_of(filter: &[Line], spread: u64) -> usize {
+fn line_of(filter: &[CacheLine], spread: u64) -> usize {
     // The number of lines is a power of two, and at most 2^32.
     (spread >> 32) as usize & (filter.len() - 1)
 }
@@ -127,7 +127,7 @@ fn bits(spread: u64) -> impl Iterator<Item = (usize, u64)> {
 
 #[allow(clippy::arithmetic_side_effects, reason = "sizes of filters, which the memory budget bounds")]
 fn filter_bytes(lines: usize) -> u64 {
-    (lines * size_of::<Line>()) as u64
+    (lines * size_of::<CacheLine>()) as u64
 }
 
 const LINE_WORDS: usize = 8;

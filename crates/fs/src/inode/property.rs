@@ -14,7 +14,7 @@ pub(crate) const COMPRESSION: &[u8] = b"btrfs.compression";
 
 /// A valid value of the property.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Value {
+pub(crate) enum PropertyValue {
     /// The empty value: removes the property and its flags.
     Reset,
     /// The value `no` or `none`: never compress.
@@ -23,7 +23,7 @@ pub(crate) enum Value {
     Method(Compression),
 }
 
-impl Value {
+impl PropertyValue {
     pub(crate) fn parse(value: &[u8]) -> Result<Self> {
         Ok(match value {
             b"" => Self::Reset,
@@ -68,8 +68,8 @@ pub(crate) fn load_compression(tree: &Tree, ino: Ino, flags: InodeFlags) -> Resu
         return Ok(CompressionProperty::Unset);
     }
     let value = xattr::read(tree, ino, COMPRESSION)?;
-    Ok(match value.as_deref().map(Value::parse) {
-        Some(Ok(Value::Method(method))) => CompressionProperty::Method(method),
+    Ok(match value.as_deref().map(PropertyValue::parse) {
+        Some(Ok(PropertyValue::Method(method))) => CompressionProperty::Method(method),
         // A newer program may have set a value that this program does not know. Then the inode's flag alone decides.
         _ => CompressionProperty::Unset,
     })

@@ -55,14 +55,14 @@ struct SlotQueue {
 #[derive(Debug)]
 struct FillJob {
     inode: Arc<Inode>,
-    slot: Arc<Slot>,
+    slot: Arc<ReadaheadSlot>,
 }
 
 /// A part of a file that is read ahead.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct ReadaheadSlot {
     range: Range<u64>,
-    content: Mutex<Content>,
+    content: Mutex<SlotContent>,
     done: Condvar,
     shared: Arc<SlotQueue>,
     /// Number of bytes that readers copied out of the slot.
@@ -70,7 +70,7 @@ pub(crate) struct Slot {
 }
 
 #[derive(Debug)]
-enum Content {
+enum SlotContent {
     Queued,
     Reading,
     Ready(AlignedBuf),
@@ -84,7 +84,7 @@ pub(crate) struct ReadWindow {
     next: u64,
     /// Bytes read in sequence.
     run_bytes: u64,
-    slots: VecDeque<Arc<Slot>>,
+    slots: VecDeque<Arc<ReadaheadSlot>>,
 }
 
 impl ReadWindow {
@@ -138,7 +138,7 @@ impl Readahead {
         state: &InodeState,
         offset: u64,
         len_bytes: u64,
-    ) -> Vec<Arc<Slot>> {
+    ) -> Vec<Arc<ReadaheadSlot>> {
         let end = offset + len_bytes;
         let mut window = state.data.read_window().lock();
         if !window.goes_on(offset, end) {
@@ -158,9 +158,9 @@ impl Readahead {
         let limit = size.min(window.next.saturating_add(WINDOW_BYTES));
         let mut jobs = Vec::new();
         while at < limit && self.shared.acquire(self.max_slots) {
-            let slot = Arc::new(Slot {
+            let slot = Arc::new(ReadaheadSlot {
                 range: at..size.min(at + SLOT_BYTES),
-                content: Mutex::new(Content::Queued),
+                content: Mutex::new(SlotContent::Queued),
                 done: Condvar::new(),
                 shared: Arc::clone(&self.shared),
                 nr_read: AtomicU64::new(0),
@@ -188,22 +188,22 @@ impl SlotQueue {
     }
 }
 
-impl Slot {
+impl ReadaheadSlot {
     /// Fills `out` with the slot's bytes from the file offset `offset` on; the slot must hold all of them. Waits while
     /// a thread fills the slot. Returns false if there is nothing to copy; the caller then reads from the extents.
     pub(crate) fn copy_to(&self, offset: u64, out: &mut [u8]) -> bool {
         let mut content = self.content.lock();
         loop {
             match &*content {
-                Content::Ready(bytes) => {
+                SlotContent::Ready(bytes) => {
                     let from = (offset - self.range.start) as usize;
                     out.copy_from_slice(&bytes[from..from + out.len()]);
                     self.nr_read.fetch_add(out.len() as u64, Ordering::Relaxed);
                     return true;
                 }
-                Content::Reading => self.done.wait(&mut content),
-                Content::Queued | Content::Void => {
-                    *content = Content::Void;
+                SlotContent::Reading => self.done.wait(&mut content),
+                SlotContent::Queued | SlotContent::Void => {
+                    *content = SlotContent::Void;
                     return false;
                 }
             }
@@ -218,22 +218,22 @@ impl Slot {
     /// Begins to fill the slot. Returns false if a reader took the slot over.
     fn begin(&self) -> bool {
         let mut content = self.content.lock();
-        let is_queued = matches!(&*content, Content::Queued);
+        let is_queued = matches!(&*content, SlotContent::Queued);
         if is_queued {
-            *content = Content::Reading;
+            *content = SlotContent::Reading;
         }
         is_queued
     }
 
-    fn finish(&self, content: Content) {
+    fn finish(&self, content: SlotContent) {
         *self.content.lock() = content;
         self.done.notify_all();
     }
 }
 
-impl Drop for Slot {
+impl Drop for ReadaheadSlot {
     fn drop(&mut self) {
-        if let Content::Ready(bytes) = std::mem::replace(self.content.get_mut(), Content::Void) {
+        if let SlotContent::Ready(bytes) = std::mem::replace(self.content.get_mut(), SlotContent::Void) {
             let mut idle = self.shared.idle.lock();
             if idle.len() < SLOTS_MIN {
                 idle.push(bytes);
@@ -245,13 +245,13 @@ impl Drop for Slot {
 
 /// Finishes a slot when dropped, so that its readers wake up even if filling it panics.
 struct Filling<'s> {
-    slot: &'s Slot,
-    content: Content,
+    slot: &'s ReadaheadSlot,
+    content: SlotContent,
 }
 
 impl Drop for Filling<'_> {
     fn drop(&mut self) {
-        self.slot.finish(std::mem::replace(&mut self.content, Content::Void));
+        self.slot.finish(std::mem::replace(&mut self.content, SlotContent::Void));
     }
 }
 
@@ -263,7 +263,7 @@ impl Fs {
         state: &InodeState,
         offset: u64,
         out: &mut [u8],
-        slots: &[Arc<Slot>],
+        slots: &[Arc<ReadaheadSlot>],
     ) -> Result<()> {
         let end = offset + out.len() as u64;
         let mut at = offset;
@@ -285,14 +285,14 @@ impl Fs {
         if Arc::strong_count(&job.slot) == 1 || !job.slot.begin() {
             return;
         }
-        let mut filling = Filling { slot: &job.slot, content: Content::Void };
+        let mut filling = Filling { slot: &job.slot, content: SlotContent::Void };
         // A plain read lock could queue behind a writer, which waits for the reader that waits for this slot.
         let Some(state) = job.inode.state.try_read_recursive() else { return };
         let mut bytes = shared.idle.lock().pop().unwrap_or_else(|| AlignedBuf::with_capacity(SLOT_BYTES as usize));
         bytes.resize((job.slot.range.end - job.slot.range.start) as usize);
         // Ignore errors here: the reader gets them when it reads from the extents.
         if !state.dead && self.read_extents(&job.inode, &state, job.slot.range.start, &mut bytes).is_ok() {
-            filling.content = Content::Ready(bytes);
+            filling.content = SlotContent::Ready(bytes);
         }
     }
 }
@@ -338,10 +338,10 @@ mod tests {
     use super::*;
     use crate::{Caller, MountOptions, NewInode};
 
-    fn slot(start: u64) -> Arc<Slot> {
-        Arc::new(Slot {
+    fn slot(start: u64) -> Arc<ReadaheadSlot> {
+        Arc::new(ReadaheadSlot {
             range: start..start + SLOT_BYTES,
-            content: Mutex::new(Content::Queued),
+            content: Mutex::new(SlotContent::Queued),
             done: Condvar::new(),
             shared: Arc::new(SlotQueue { nr_slots: AtomicUsize::new(1), ..SlotQueue::default() }),
             nr_read: AtomicU64::new(0),
@@ -357,9 +357,9 @@ mod tests {
         fs.write(id, 0, &vec![7; 2 << 20]).unwrap();
         fs.sync().unwrap();
         let inode = fs.inode(id).unwrap();
-        let filled = |slot: &Arc<Slot>| {
+        let filled = |slot: &Arc<ReadaheadSlot>| {
             fs.fill(&FillJob { inode: Arc::clone(&inode), slot: Arc::clone(slot) }, &slot.shared);
-            matches!(&*slot.content.lock(), Content::Ready(bytes) if bytes.iter().all(|byte| *byte == 7))
+            matches!(&*slot.content.lock(), SlotContent::Ready(bytes) if bytes.iter().all(|byte| *byte == 7))
         };
         assert!(filled(&slot(0)));
         let (stuck, waiting) = (slot(SLOT_BYTES), slot(SLOT_BYTES));

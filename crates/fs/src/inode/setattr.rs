@@ -9,7 +9,7 @@ use crate::inode::property;
 use crate::inode::state::{CompressionProperty, Inode, InodeState};
 use crate::inode::xattr;
 use crate::items::{dir_item, quota_blocks};
-use crate::session::context::Purpose;
+use crate::session::context::MetadataPurpose;
 use crate::types::{Caller, FlagRights, InodeId, XattrFlags, mode};
 
 impl Fs {
@@ -19,7 +19,7 @@ impl Fs {
     /// file can be truncated there.
     pub fn drop_privileges(&self, id: InodeId, kept: u32) -> Result<()> {
         let inode = self.inode_of_open_file(id)?;
-        let reservation = self.context.reserve(Purpose::Removal(SETATTR_ITEMS))?;
+        let reservation = self.context.reserve(MetadataPurpose::Removal(SETATTR_ITEMS))?;
         let mut state = inode.write()?;
         state.item.mode &= mode::TYPE | kept | !(mode::SETUID | mode::SETGID);
         state.item.ctime = Timespec::now();
@@ -39,7 +39,7 @@ impl Fs {
         drop(inode);
         // As in `drop_privileges`, the file was open, so its flags or a read-only subvolume do not prevent the removal.
         let inode = self.inode_of_open_file(id)?;
-        let reservation = self.context.reserve(Purpose::Removal(SETATTR_ITEMS))?;
+        let reservation = self.context.reserve(MetadataPurpose::Removal(SETATTR_ITEMS))?;
         let mut state = inode.write()?;
         let mut changes = Vec::new();
         self.plan_drop_capability(&mut changes, &inode, &state)?;
@@ -57,7 +57,7 @@ impl Fs {
     /// Plans the removal of the capabilities of an inode.
     pub(crate) fn plan_drop_capability(
         &self,
-        changes: &mut Vec<dir_item::ItemChange>,
+        changes: &mut Vec<dir_item::PlannedChange>,
         inode: &Inode,
         state: &InodeState,
     ) -> Result<()> {
@@ -68,7 +68,7 @@ impl Fs {
     /// Plans the change of the access ACL to match a new mode, if the inode has an access ACL.
     pub(crate) fn plan_acl_mode(
         &self,
-        changes: &mut Vec<dir_item::ItemChange>,
+        changes: &mut Vec<dir_item::PlannedChange>,
         (inode, state): (&Inode, &InodeState),
         new_mode: u32,
     ) -> Result<()> {
@@ -118,7 +118,7 @@ impl Fs {
         }
         let inode = self.inode_to_change(id)?;
         let quota = self.engine.reserve_metadata_quota(id.root, quota_blocks::SET_FLAGS)?;
-        let reservation = self.context.reserve(Purpose::Change(SETATTR_ITEMS))?;
+        let reservation = self.context.reserve(MetadataPurpose::Change(SETATTR_ITEMS))?;
         let mut state = inode.write()?;
         let old = to_ioctl_flags(state.item.flags());
         let about_compression = FS_COMPR | FS_NOCOMP;
@@ -162,7 +162,7 @@ impl Fs {
     /// empty files.
     pub fn set_flags_of(&self, id: InodeId, mask: InodeFlags, flags: InodeFlags) -> Result<()> {
         let inode = self.inode_to_change(id)?;
-        let reservation = self.context.reserve(Purpose::Change(SETATTR_ITEMS))?;
+        let reservation = self.context.reserve(MetadataPurpose::Change(SETATTR_ITEMS))?;
         let mut state = inode.write()?;
         let before = state.item.flags();
         let after = (before & !mask) | (flags & mask);
@@ -183,7 +183,7 @@ impl Fs {
     /// remove it.
     fn plan_compression_flags(
         &self,
-        changes: &mut Vec<dir_item::ItemChange>,
+        changes: &mut Vec<dir_item::PlannedChange>,
         inode: &Inode,
         state: &mut InodeState,
         new: u32,

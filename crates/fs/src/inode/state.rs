@@ -17,7 +17,7 @@ use ubtrfs_format::{Generation, Key, KeyType};
 use ubtrfs_transaction::lock_rank::{self, Rank, RankedRwLock, ReadGuard, WriteGuard};
 use ubtrfs_transaction::{TransHandle, TreeChanges, race_point};
 
-use crate::compression::Method;
+use crate::compression::CompressionMethod;
 use crate::error::{Error, Result};
 use crate::inode::acl::Acl;
 use crate::inode::file_data::FileData;
@@ -62,7 +62,7 @@ pub(crate) struct InodeState {
     pub(crate) known_names: Option<KnownNames>,
     /// Attributes that new entries inherit from this directory. `None` until the attributes are read, and again after
     /// an attribute of the directory changes.
-    pub(crate) inherit: Option<Arc<Inherited>>,
+    pub(crate) inherit: Option<Arc<InheritedAttributes>>,
     /// Whether the inode's items are being deleted or are gone; see [`Inode::write`].
     pub(crate) dead: bool,
     /// The running defragmentation of the file.
@@ -76,7 +76,7 @@ pub(crate) struct InodeState {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rewriting {
     /// Compress with this method, instead of the one that the file's flags select.
-    pub(crate) compress: Option<Method>,
+    pub(crate) compress: Option<CompressionMethod>,
 }
 
 /// Inode numbers that a directory keeps for the next inodes created in it, so that the inodes of a busy directory are
@@ -105,7 +105,7 @@ pub(crate) enum CompressionProperty {
 
 /// Attributes that new entries inherit from their directory.
 #[derive(Debug, Default)]
-pub(crate) struct Inherited {
+pub(crate) struct InheritedAttributes {
     pub(crate) default_acl: Option<Acl>,
     /// The method of the directory's `btrfs.compression` attribute.
     pub(crate) compression: Option<Compression>,

@@ -20,7 +20,7 @@ use crate::types::LAST_INO;
 
 /// A subvolume that was entered (loaded into memory).
 #[derive(Debug)]
-pub(crate) struct Subvolume {
+pub(crate) struct EnteredSubvolume {
     pub(crate) id: RootId,
     pub(crate) tree: Arc<Tree>,
     /// Closed while the subvolume is read-only.
@@ -65,10 +65,10 @@ pub(crate) enum NewInos {
 /// A subvolume handle that several inodes share. The handle's reference count would bounce between processor caches if
 /// all inodes shared one handle, so each directory has a handle for the inodes that are created in it.
 #[derive(Debug)]
-pub(crate) struct Home(Arc<Subvolume>);
+pub(crate) struct Home(Arc<EnteredSubvolume>);
 
 impl Home {
-    pub(crate) fn new(subvolume: Arc<Subvolume>) -> Arc<Self> {
+    pub(crate) fn new(subvolume: Arc<EnteredSubvolume>) -> Arc<Self> {
         Arc::new(Self(subvolume))
     }
 
@@ -79,14 +79,14 @@ impl Home {
 }
 
 impl Deref for Home {
-    type Target = Subvolume;
+    type Target = EnteredSubvolume;
 
-    fn deref(&self) -> &Subvolume {
+    fn deref(&self) -> &EnteredSubvolume {
         &self.0
     }
 }
 
-impl Subvolume {
+impl EnteredSubvolume {
     /// Enters a subvolume: loads it into memory. `committed` is the generation of a commit before this call.
     /// `takes_changes` is whether the filesystem is writable. If the filesystem is writable, the highest inode number is
     /// read from the tree, so the caller must not have changed anything in the subvolume since the filesystem was opened,

@@ -15,9 +15,9 @@ use crate::error::{Error, Result};
 use crate::inode::acl::{self, Acl};
 use crate::inode::property;
 use crate::inode::state::{Inode, InodeState};
-use crate::items::dir_item::{self, ItemChange, PENDING, in_tree};
+use crate::items::dir_item::{self, PENDING, PlannedChange, in_tree};
 use crate::items::quota_blocks;
-use crate::session::context::Purpose;
+use crate::session::context::MetadataPurpose;
 use crate::types::{Caller, InodeId, XattrFlags, mode};
 
 /// The attribute with the capabilities of an executable. A change of owner removes the capabilities.
@@ -83,13 +83,13 @@ fn entry(name: &[u8], value: Vec<u8>) -> DirItem {
 }
 
 /// Plans an attribute of a new inode that has no attribute with this name hash yet.
-pub(crate) fn plan_new(ino: Ino, name: &[u8], value: Vec<u8>) -> ItemChange {
-    ItemChange::PutEntries(key_of(ino, name), vec![entry(name, value)])
+pub(crate) fn plan_new(ino: Ino, name: &[u8], value: Vec<u8>) -> PlannedChange {
+    PlannedChange::PutEntries(key_of(ino, name), vec![entry(name, value)])
 }
 
 /// Plans a new value of an attribute, or its removal. The caller holds the inode's state lock for writing.
 pub(crate) fn plan_set(
-    changes: &mut Vec<ItemChange>,
+    changes: &mut Vec<PlannedChange>,
     (inode, state): (&Inode, &InodeState),
     geometry: &FilesystemGeometry,
     (name, value): (&[u8], Option<Vec<u8>>),
@@ -130,7 +130,7 @@ pub(crate) fn plan_set(
     if bytes > max {
         return Err(Error::ItemFull);
     }
-    changes.push(if entries.is_empty() { ItemChange::Delete(key) } else { ItemChange::PutEntries(key, entries) });
+    changes.push(if entries.is_empty() { PlannedChange::Delete(key) } else { PlannedChange::PutEntries(key, entries) });
     Ok(())
 }
 
@@ -261,7 +261,7 @@ impl Fs {
             Some(_) => self.engine.reserve_metadata_quota(id.root, quota_blocks::SETXATTR)?,
             None => QuotaReservation::default(),
         };
-        let reservation = self.context.reserve(Purpose::Change(XATTR_ITEMS))?;
+        let reservation = self.context.reserve(MetadataPurpose::Change(XATTR_ITEMS))?;
         let mut state = inode.write()?;
         check_may_change(&state)?;
         let mut changes = Vec::new();
@@ -300,8 +300,8 @@ impl Fs {
         value: Option<&[u8]>,
         flags: XattrFlags,
     ) -> Result<()> {
-        let property = property::Value::parse(value.unwrap_or_default())?;
-        if property != property::Value::Reset && state.has_flags(InodeFlags::NODATACOW) {
+        let property = property::PropertyValue::parse(value.unwrap_or_default())?;
+        if property != property::PropertyValue::Reset && state.has_flags(InodeFlags::NODATACOW) {
             return Err(Error::InvalidArgument("files without copy-on-write cannot be compressed"));
         }
         // Only regular files and directories have this property. As on Linux, a valid value for an inode of another

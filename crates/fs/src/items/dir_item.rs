@@ -7,8 +7,8 @@
 //! | `INODE_REF` | (inode, INODE_REF, dir) | index and name of each link in that directory |
 //! | `INODE_EXTREF` | (inode, INODE_EXTREF, hash(dir, name)) | index and name of links for which the `INODE_REF` has no room |
 //!
-//! Changes are first planned as a list of [`ItemChange`]s; planning may read the tree. Then the changes are put in an
-//! operation; putting reads nothing. For an item that the list changes already, planning uses the change; all other
+//! Changes are first planned as a list of [`PlannedChange`]s; planning may read the tree. Then the changes are put in
+//! an operation; putting reads nothing. For an item that the list changes already, planning uses the change; all other
 //! items are read from the tree.
 
 use std::ops::Range;
@@ -28,7 +28,7 @@ pub(crate) const FIRST_INDEX: u64 = 2;
 
 /// A planned change of one item.
 #[derive(Debug)]
-pub(crate) enum ItemChange {
+pub(crate) enum PlannedChange {
     Put(Key, Vec<u8>),
     Delete(Key),
     /// Puts an item that holds these entries. In entries of transaction [`PENDING`], the operation's transaction
@@ -37,7 +37,7 @@ pub(crate) enum ItemChange {
 }
 
 /// Puts planned changes. In entries of transaction [`PENDING`], this operation's transaction replaces [`PENDING`].
-pub(crate) fn put_changes(op: &TransHandle<'_>, tree: &Tree, changes: Vec<ItemChange>) {
+pub(crate) fn put_changes(op: &TransHandle<'_>, tree: &Tree, changes: Vec<PlannedChange>) {
     let mut put = op.changes(tree);
     for change in changes {
         match change.into_item(op.generation()) {
@@ -47,7 +47,7 @@ pub(crate) fn put_changes(op: &TransHandle<'_>, tree: &Tree, changes: Vec<ItemCh
     }
 }
 
-impl ItemChange {
+impl PlannedChange {
     /// Returns the item's key and its value in transaction `transid`; the value `None` deletes the item.
     pub(crate) fn into_item(self, transid: Generation) -> (Key, Option<Vec<u8>>) {
         match self {
@@ -249,7 +249,7 @@ impl<'n> NameSlot<'n> {
     /// Plans the changes that add the name, with this index. The name must not exist.
     pub(crate) fn plan_add(
         self,
-        changes: &mut Vec<ItemChange>,
+        changes: &mut Vec<PlannedChange>,
         tree: &Tree,
         geometry: &FilesystemGeometry,
         target: (Key, u8),
@@ -260,7 +260,7 @@ impl<'n> NameSlot<'n> {
     }
 
     /// Plans the changes that remove the name, which has this index.
-    pub(crate) fn plan_remove(self, changes: &mut Vec<ItemChange>, tree: &Tree, index: u64) -> Result<()> {
+    pub(crate) fn plan_remove(self, changes: &mut Vec<PlannedChange>, tree: &Tree, index: u64) -> Result<()> {
         // Avoid decoding the entries if the name shares its hash with no other name, which is the usual case.
         let is_alone =
             self.item.as_ref().is_some_and(|item| item.len() == DirItem::HEADER_SIZE.saturating_add(self.name.len()));
@@ -286,7 +286,7 @@ fn check_room(item_bytes: usize, name: &[u8], geometry: &FilesystemGeometry) -> 
 
 /// Plans the changes for a new name: its entry in the `DIR_ITEM`, and its `DIR_INDEX` item.
 fn plan_entry(
-    changes: &mut Vec<ItemChange>,
+    changes: &mut Vec<PlannedChange>,
     geometry: &FilesystemGeometry,
     (key, mut entries): (Key, Vec<DirItem>),
     name: &[u8],
@@ -295,23 +295,23 @@ fn plan_entry(
 ) -> Result<()> {
     check_room(entries.iter().map(entry_bytes).sum(), name, geometry)?;
     let entry = DirItem { location, transid: PENDING, file_type, name: name.to_vec(), data: Vec::new() };
-    changes.push(ItemChange::PutEntries(dir_index_key(Ino(key.objectid), index), vec![entry.clone()]));
+    changes.push(PlannedChange::PutEntries(dir_index_key(Ino(key.objectid), index), vec![entry.clone()]));
     entries.push(entry);
-    changes.push(ItemChange::PutEntries(key, entries));
+    changes.push(PlannedChange::PutEntries(key, entries));
     Ok(())
 }
 
 /// Plans the changes for a removed name: its entry in the `DIR_ITEM` and its `DIR_INDEX` item are deleted.
-fn plan_no_entry(changes: &mut Vec<ItemChange>, (key, mut entries): (Key, Vec<DirItem>), name: &[u8], index: u64) {
+fn plan_no_entry(changes: &mut Vec<PlannedChange>, (key, mut entries): (Key, Vec<DirItem>), name: &[u8], index: u64) {
     entries.retain(|entry| entry.name != name);
-    changes.push(if entries.is_empty() { ItemChange::Delete(key) } else { ItemChange::PutEntries(key, entries) });
-    changes.push(ItemChange::Delete(dir_index_key(Ino(key.objectid), index)));
+    changes.push(if entries.is_empty() { PlannedChange::Delete(key) } else { PlannedChange::PutEntries(key, entries) });
+    changes.push(PlannedChange::Delete(dir_index_key(Ino(key.objectid), index)));
 }
 
 /// Plans the changes that add an entry, with this index, on top of the changes that are in the list already. The name
 /// must not exist.
 pub(crate) fn plan_add(
-    changes: &mut Vec<ItemChange>,
+    changes: &mut Vec<PlannedChange>,
     tree: &Tree,
     geometry: &FilesystemGeometry,
     dir: Ino,
@@ -342,7 +342,13 @@ pub(crate) fn entry_bytes(entry: &DirItem) -> usize {
 }
 
 /// Plans the changes that remove the entry with this name and index.
-pub(crate) fn plan_remove(changes: &mut Vec<ItemChange>, tree: &Tree, dir: Ino, name: &[u8], index: u64) -> Result<()> {
+pub(crate) fn plan_remove(
+    changes: &mut Vec<PlannedChange>,
+    tree: &Tree,
+    dir: Ino,
+    name: &[u8],
+    index: u64,
+) -> Result<()> {
     let key = dir_item_key(dir, name.into());
     let entries = planned_entries(changes, tree, &key)?;
     plan_no_entry(changes, (key, entries), name, index);
@@ -402,7 +408,7 @@ fn encode_extrefs(refs: &[InodeExtref]) -> Vec<u8> {
 
 /// Plans the change that adds an inode's reference to a new name.
 pub(crate) fn plan_add_ref(
-    changes: &mut Vec<ItemChange>,
+    changes: &mut Vec<PlannedChange>,
     tree: &Tree,
     geometry: &FilesystemGeometry,
     ino: Ino,
@@ -415,7 +421,7 @@ pub(crate) fn plan_add_ref(
     refs.push(InodeRef { index, name: name.to_vec() });
     let value = encode_refs(&refs);
     if refs.len() == 1 || value.len() <= max_extended_bytes(geometry) {
-        changes.push(ItemChange::Put(key, value));
+        changes.push(PlannedChange::Put(key, value));
         return Ok(());
     }
     if !geometry.extended_iref {
@@ -428,14 +434,14 @@ pub(crate) fn plan_add_ref(
     if refs.len() > 1 && value.len() > max_extended_bytes(geometry) {
         return Err(Error::TooManyLinks);
     }
-    changes.push(ItemChange::Put(key, value));
+    changes.push(PlannedChange::Put(key, value));
     Ok(())
 }
 
 /// Plans the change that removes an inode's reference to a name. Returns the name's index, or `None` if there is no
 /// such reference.
 pub(crate) fn plan_remove_ref(
-    changes: &mut Vec<ItemChange>,
+    changes: &mut Vec<PlannedChange>,
     tree: &Tree,
     ino: Ino,
     dir: Ino,
@@ -445,7 +451,11 @@ pub(crate) fn plan_remove_ref(
     let mut refs = planned_refs(changes, tree, &key)?;
     if let Some(at) = refs.iter().position(|inode_ref| inode_ref.name == name) {
         let index = refs.remove(at).index;
-        changes.push(if refs.is_empty() { ItemChange::Delete(key) } else { ItemChange::Put(key, encode_refs(&refs)) });
+        changes.push(if refs.is_empty() {
+            PlannedChange::Delete(key)
+        } else {
+            PlannedChange::Put(key, encode_refs(&refs))
+        });
         return Ok(Some(index));
     }
     let key = extref_key(ino, dir, name);
@@ -453,9 +463,9 @@ pub(crate) fn plan_remove_ref(
     if let Some(at) = refs.iter().position(|extref| extref.parent == dir.0 && extref.name == name) {
         let index = refs.remove(at).index;
         changes.push(if refs.is_empty() {
-            ItemChange::Delete(key)
+            PlannedChange::Delete(key)
         } else {
-            ItemChange::Put(key, encode_extrefs(&refs))
+            PlannedChange::Put(key, encode_extrefs(&refs))
         });
         return Ok(Some(index));
     }
@@ -464,24 +474,24 @@ pub(crate) fn plan_remove_ref(
 
 /// The value of an item after the planned changes: the outer `None` if they do not touch the item, the inner `None` if
 /// they delete it.
-fn planned<'c>(changes: &'c [ItemChange], key: &Key) -> Option<Option<&'c [u8]>> {
+fn planned<'c>(changes: &'c [PlannedChange], key: &Key) -> Option<Option<&'c [u8]>> {
     changes.iter().rev().find_map(|change| match change {
-        ItemChange::Put(changed, value) if changed == key => Some(Some(value.as_slice())),
-        ItemChange::Delete(changed) if changed == key => Some(None),
+        PlannedChange::Put(changed, value) if changed == key => Some(Some(value.as_slice())),
+        PlannedChange::Delete(changed) if changed == key => Some(None),
         _ => None,
     })
 }
 
-fn planned_entries(changes: &[ItemChange], tree: &Tree, key: &Key) -> Result<Vec<DirItem>> {
+fn planned_entries(changes: &[PlannedChange], tree: &Tree, key: &Key) -> Result<Vec<DirItem>> {
     let last = changes.iter().rev().find_map(|change| match change {
-        ItemChange::PutEntries(changed, entries) if changed == key => Some(entries.clone()),
-        ItemChange::Delete(changed) if changed == key => Some(Vec::new()),
+        PlannedChange::PutEntries(changed, entries) if changed == key => Some(entries.clone()),
+        PlannedChange::Delete(changed) if changed == key => Some(Vec::new()),
         _ => None,
     });
     last.map_or_else(|| read_entries(tree, key), Ok)
 }
 
-fn planned_refs(changes: &[ItemChange], tree: &Tree, key: &Key) -> Result<Vec<InodeRef>> {
+fn planned_refs(changes: &[PlannedChange], tree: &Tree, key: &Key) -> Result<Vec<InodeRef>> {
     match planned(changes, key) {
         Some(Some(value)) => InodeRef::decode_all(value).map_err(in_tree(tree)),
         Some(None) => Ok(Vec::new()),
@@ -489,7 +499,7 @@ fn planned_refs(changes: &[ItemChange], tree: &Tree, key: &Key) -> Result<Vec<In
     }
 }
 
-fn planned_extrefs(changes: &[ItemChange], tree: &Tree, key: &Key) -> Result<Vec<InodeExtref>> {
+fn planned_extrefs(changes: &[PlannedChange], tree: &Tree, key: &Key) -> Result<Vec<InodeExtref>> {
     match planned(changes, key) {
         Some(Some(value)) => InodeExtref::decode_all(value).map_err(in_tree(tree)),
         Some(None) => Ok(Vec::new()),

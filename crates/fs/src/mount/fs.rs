@@ -16,7 +16,7 @@ use ubtrfs_transaction::{
     BackgroundWork, DeviceSummary, Engine, EngineOptions, FilesystemGeometry, Flusher, usable_devices,
 };
 
-use crate::balance::reclaim::Reclaim;
+use crate::balance::reclaim::ReclaimThread;
 use crate::balance::state::BalanceState;
 use crate::devices::jobs::DeviceJobs;
 use crate::devices::replace::Replaces;
@@ -28,7 +28,7 @@ use crate::inode::readahead::Readahead;
 use crate::mount::commit_thread::CommitThread;
 use crate::mount::memory_budget::MemoryBudget;
 use crate::mount::resync_thread::ResyncThread;
-use crate::namei::state::Names;
+use crate::namei::state::NameiState;
 use crate::options::MountOptions;
 use crate::service_threads::ServiceThreads;
 use crate::session::context::Context;
@@ -45,12 +45,12 @@ pub struct Fs {
     pub(crate) geometry: FilesystemGeometry,
     pub(crate) inodes: InodeCache,
     pub(crate) entered: EnteredSubvolumes,
-    pub(crate) names: Names,
+    pub(crate) names: NameiState,
     pub(crate) subvolumes: Subvolumes,
     pub(crate) data: DataPath,
     pub(crate) readahead: Readahead,
     pub(crate) balance: BalanceState,
-    pub(crate) reclaim: Reclaim,
+    pub(crate) reclaim: ReclaimThread,
     pub(crate) resizes: DeviceJobs<()>,
     pub(crate) removals: DeviceJobs<()>,
     pub(crate) replaces: Replaces,
@@ -63,11 +63,11 @@ pub struct Fs {
     /// Memory in bytes for each of two shares of a receive ([`crate::mount::memory_budget`]).
     pub(crate) stream_bytes: u64,
     /// How closing ended; `None` before. Locked while the filesystem is being closed (I2).
-    closed: Mutex<Option<Outcome>>,
+    closed: Mutex<Option<CloseOutcome>>,
 }
 
 /// The result of closing.
-type Outcome = std::result::Result<(), CloseError>;
+type CloseOutcome = std::result::Result<(), CloseError>;
 
 /// The failure of a close, for the calls that follow.
 #[derive(Clone, Debug)]
@@ -126,7 +126,7 @@ impl Fs {
             data: DataPath::new(budget.dirty_bytes),
             readahead: Readahead::new(budget.read_bytes),
             balance: BalanceState::default(),
-            reclaim: Reclaim::new(options.bg_reclaim_threshold),
+            reclaim: ReclaimThread::new(options.bg_reclaim_threshold),
             resizes: DeviceJobs::default(),
             removals: DeviceJobs::default(),
             replaces: Replaces::default(),
@@ -136,7 +136,7 @@ impl Fs {
             left_out,
             leaf_threads: ServiceThreads::default(),
             inodes,
-            names: Names::new(),
+            names: NameiState::new(),
             entered: EnteredSubvolumes::new(budget.subvolume_bytes, Self::delete_orphans),
             subvolumes: Subvolumes::default(),
             commit_thread: CommitThread::new(Arc::clone(&context.commits), options.commit_secs),

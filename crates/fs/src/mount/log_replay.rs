@@ -33,7 +33,7 @@ use ubtrfs_transaction::lock_rank::Alone;
 use ubtrfs_transaction::{Engine, FilesystemGeometry, ItemRef, TransHandle, Tree};
 
 use crate::error::{Error, Result};
-use crate::items::dir_item::{self, ItemChange, in_tree};
+use crate::items::dir_item::{self, PlannedChange, in_tree};
 use crate::items::file_extent::{ExtentAt, ExtentPlan, decode, last_extent_before};
 use crate::namei::create::orphan_key;
 use crate::types::mode;
@@ -154,7 +154,7 @@ impl Replay<'_> {
         self.op.put(self.tree, inode_key(ino), item.encode());
     }
 
-    fn apply(&self, changes: Vec<ItemChange>) {
+    fn apply(&self, changes: Vec<PlannedChange>) {
         dir_item::put_changes(self.op, self.tree, changes);
     }
 

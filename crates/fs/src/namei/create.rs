@@ -13,12 +13,12 @@ use crate::Fs;
 use crate::error::{Error, Result};
 use crate::inode::acl::{self, Acl};
 use crate::inode::property;
-use crate::inode::state::{Inherited, Inode, InodeState, NextInos};
+use crate::inode::state::{InheritedAttributes, Inode, InodeState, NextInos};
 use crate::inode::subvolume::NewInos;
 use crate::inode::xattr::{self, KnownXattrs};
-use crate::items::dir_item::{self, HashedName, ItemChange, NameSlot};
+use crate::items::dir_item::{self, HashedName, NameSlot, PlannedChange};
 use crate::items::quota_blocks;
-use crate::session::context::Purpose;
+use crate::session::context::MetadataPurpose;
 use crate::types::{Attr, Caller, InodeId, NewInode, mode, rdev_to_item};
 
 /// A planned inode: its items are not put yet, and its state is not visible yet.
@@ -26,7 +26,7 @@ pub(crate) struct Draft {
     pub(crate) inode: Arc<Inode>,
     pub(crate) file_type: FileType,
     /// The changes that put the inode's extended attributes.
-    changes: Vec<ItemChange>,
+    changes: Vec<PlannedChange>,
     symlink_target: Option<Vec<u8>>,
 }
 
@@ -46,7 +46,7 @@ impl Fs {
         let is_symlink = new.mode & mode::TYPE == mode::SYMLINK;
         let nr_blocks = if is_symlink { quota_blocks::SYMLINK } else { quota_blocks::CREATE };
         let quota = self.engine.reserve_metadata_quota(dir.root, nr_blocks)?;
-        let reservation = self.context.reserve(Purpose::Change(CREATE_ITEMS))?;
+        let reservation = self.context.reserve(MetadataPurpose::Change(CREATE_ITEMS))?;
         let mut dir_state = dir_inode.write()?;
         check_dir_takes_names(&dir_state)?;
         let name = HashedName::from(name);
@@ -83,7 +83,7 @@ impl Fs {
     pub fn tmpfile(&self, dir: InodeId, mode: u32, caller: &Caller) -> Result<Attr> {
         let dir_inode = self.inode_to_change(dir)?;
         let quota = self.engine.reserve_metadata_quota(dir.root, quota_blocks::TMPFILE)?;
-        let reservation = self.context.reserve(Purpose::Change(CREATE_ITEMS))?;
+        let reservation = self.context.reserve(MetadataPurpose::Change(CREATE_ITEMS))?;
         let mut dir_state = dir_inode.write()?;
         check_dir_takes_names(&dir_state)?;
         let new = NewInode::file(mode);
@@ -127,7 +127,7 @@ impl Fs {
             state.known_names = Some(self.inodes.names_of_empty_dir());
         }
         if let Some(method) = compression {
-            property::Value::Method(method).apply(&mut state);
+            property::PropertyValue::Method(method).apply(&mut state);
         }
         state.xattrs = KnownXattrs::of_new(!attributes.is_empty());
         let mut changes = Vec::new();
@@ -245,7 +245,7 @@ impl Fs {
     /// `attributes`.
     fn inherit_acl(
         &self,
-        inherited: &Inherited,
+        inherited: &InheritedAttributes,
         inode_mode: u32,
         caller: &Caller,
         attributes: &mut Vec<(&'static [u8], Vec<u8>)>,
@@ -278,7 +278,7 @@ impl Draft {
         state.item.nlink = nlink;
         self.inode.put_item_among(put, state);
         for change in &self.changes {
-            if let ItemChange::PutEntries(key, entries) = change {
+            if let PlannedChange::PutEntries(key, entries) = change {
                 let mut value = Vec::new();
                 for entry in entries {
                     DirItem { transid: put.generation(), ..entry.clone() }.encode_into(&mut value);
@@ -353,7 +353,7 @@ pub(crate) fn orphan_key(ino: Ino) -> Key {
     Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, ino.0)
 }
 
-pub(crate) fn inherited(dir: &Inode, state: &mut InodeState) -> Result<Arc<Inherited>> {
+pub(crate) fn inherited(dir: &Inode, state: &mut InodeState) -> Result<Arc<InheritedAttributes>> {
     if let Some(inherited) = &state.inherit {
         return Ok(Arc::clone(inherited));
     }
@@ -362,11 +362,12 @@ pub(crate) fn inherited(dir: &Inode, state: &mut InodeState) -> Result<Arc<Inher
         None => None,
     };
     // The method "none" is inherited through the directory's flag, not as an attribute.
-    let compression = match xattr::get(dir, state, property::COMPRESSION)?.map(|value| property::Value::parse(&value)) {
-        Some(Ok(property::Value::Method(method))) => Some(method),
-        _ => None,
-    };
-    let inherited = Arc::new(Inherited { default_acl, compression });
+    let compression =
+        match xattr::get(dir, state, property::COMPRESSION)?.map(|value| property::PropertyValue::parse(&value)) {
+            Some(Ok(property::PropertyValue::Method(method))) => Some(method),
+            _ => None,
+        };
+    let inherited = Arc::new(InheritedAttributes { default_acl, compression });
     state.inherit = Some(Arc::clone(&inherited));
     Ok(inherited)
 }

@@ -11,11 +11,11 @@ use crate::Fs;
 use crate::error::{Error, Result};
 use crate::inode::state::{Inode, InodeState};
 use crate::inode::xattr::check_may_change;
-use crate::items::dir_item::{self, ItemChange, NameSlot};
+use crate::items::dir_item::{self, NameSlot, PlannedChange};
 use crate::items::quota_blocks;
 use crate::namei::create::{check_dir_takes_names, entry_changed, next_index, orphan_key};
 use crate::namei::orphan::{LastItems, UnloadedItems};
-use crate::session::context::Purpose;
+use crate::session::context::MetadataPurpose;
 use crate::types::{Attr, InodeId};
 
 /// Locked states of several inodes, locked in the order of their ids.
@@ -67,7 +67,7 @@ impl Fs {
             return Err(Error::NotPermitted("a directory can have only one name"));
         }
         let quota = self.engine.reserve_metadata_quota(dir.root, quota_blocks::LINK)?;
-        let reservation = self.context.reserve(Purpose::Change(LINK_ITEMS))?;
+        let reservation = self.context.reserve(MetadataPurpose::Change(LINK_ITEMS))?;
         let mut locked = Locked::new(&mut [&inode, &dir_inode])?;
         check_dir_takes_names(locked.of(&dir_inode))?;
         check_linkable(locked.of(&inode), self.inodes.is_linkable(id))?;
@@ -134,8 +134,9 @@ impl Fs {
                 (false, true) => return Err(Error::NotDirectory),
                 _ => {}
             }
-            let reservation =
-                self.context.reserve(Purpose::RemovalSteps { most: LINK_ITEMS + LAST_ITEMS, least: LINK_ITEMS })?;
+            let reservation = self
+                .context
+                .reserve(MetadataPurpose::RemovalSteps { most: LINK_ITEMS + LAST_ITEMS, least: LINK_ITEMS })?;
             let mut locked = Locked::new(&mut [&dir_inode, &inode])?;
             // Every change of a directory's names changes the directory's sequence number. If the number changed, only
             // this name is looked up again: in a busy directory, most changes are of other names.
@@ -189,7 +190,7 @@ impl Fs {
     /// must be loaded.
     fn remove_unloaded(&self, dir: &Arc<Inode>, victim: Victim<'_>, name: &[u8]) -> Result<bool> {
         let reservation =
-            self.context.reserve(Purpose::RemovalSteps { most: LINK_ITEMS + LAST_ITEMS, least: LINK_ITEMS })?;
+            self.context.reserve(MetadataPurpose::RemovalSteps { most: LINK_ITEMS + LAST_ITEMS, least: LINK_ITEMS })?;
         let mut dir_state = dir.write()?;
         if dir_state.item.sequence != victim.sequence {
             return Ok(false);
@@ -235,7 +236,7 @@ impl Fs {
 
     /// Removes the name of an empty directory that stands for a subvolume ([`InodeId::stub`]).
     fn remove_stub(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
-        let reservation = self.context.reserve(Purpose::Removal(LINK_ITEMS))?;
+        let reservation = self.context.reserve(MetadataPurpose::Removal(LINK_ITEMS))?;
         let mut state = dir.write()?;
         check_may_remove(&state)?;
         let entry = dir_item::find_entry(&dir.home.tree, dir.id.ino, name)?.ok_or(Error::NotFound)?;
@@ -254,13 +255,13 @@ impl Fs {
 }
 
 /// Plans the changes that remove an inode's name: reference, entry and index.
-pub(crate) fn plan_unlink(changes: &mut Vec<ItemChange>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<()> {
+pub(crate) fn plan_unlink(changes: &mut Vec<PlannedChange>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<()> {
     let index = plan_remove_ref(changes, inode, dir, name)?;
     dir_item::plan_remove(changes, &inode.home.tree, dir, name, index)
 }
 
 /// Plans the change that removes an inode's reference to a name. Returns the name's index.
-fn plan_remove_ref(changes: &mut Vec<ItemChange>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<u64> {
+fn plan_remove_ref(changes: &mut Vec<PlannedChange>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<u64> {
     match dir_item::plan_remove_ref(changes, &inode.home.tree, inode.id.ino, dir, name)? {
         Some(index) => Ok(index),
         None => dir_item::find_index(&inode.home.tree, dir, name)?.ok_or(Error::NotFound),

@@ -16,12 +16,12 @@ use crate::Fs;
 use crate::error::{Error, Result};
 use crate::inode::cache::FoundInode;
 use crate::inode::state::{Inode, InodeState};
-use crate::inode::subvolume::Subvolume;
+use crate::inode::subvolume::EnteredSubvolume;
 use crate::inode::writeback_lock::ExclusiveGuard;
 use crate::items::dir_item::{in_tree, ref_key};
 use crate::namei::create::orphan_key;
 use crate::namei::link::inode_changed;
-use crate::session::context::Purpose;
+use crate::session::context::MetadataPurpose;
 use crate::types::{InodeId, mode};
 
 /// An unused inode whose items are deleted with its last name, and the keys of these items except the `INODE_ITEM`.
@@ -291,7 +291,7 @@ impl Fs {
     /// once per mount. Deleting an orphan looks up the subvolume, which calls this function again. While one call for a
     /// subvolume runs, all other calls for this subvolume return at once. A failure to delete one inode does not stop
     /// the deletion of other inodes; the failed deletion is tried again (I3).
-    pub(crate) fn delete_orphans(&self, subvolume: &Arc<Subvolume>) -> Result<()> {
+    pub(crate) fn delete_orphans(&self, subvolume: &Arc<EnteredSubvolume>) -> Result<()> {
         let Some(mut done) = subvolume.orphans_deleted.try_lock() else { return Ok(()) };
         if *done {
             return Ok(());
@@ -304,7 +304,7 @@ impl Fs {
         failed.map_or(Ok(()), Err)
     }
 
-    fn delete_orphan(&self, subvolume: &Arc<Subvolume>, ino: Ino) -> Result<()> {
+    fn delete_orphan(&self, subvolume: &Arc<EnteredSubvolume>, ino: Ino) -> Result<()> {
         let id = InodeId { root: subvolume.id, ino };
         let inode = match self.inode(id) {
             // Another thread may link or unlink the inode now.
@@ -315,7 +315,7 @@ impl Fs {
             Err(error) => return Err(error),
         };
         race_point();
-        let reservation = self.context.reserve(Purpose::Removal(1))?;
+        let reservation = self.context.reserve(MetadataPurpose::Removal(1))?;
         // Another thread may remove the inode's last name, and the inode needs its orphan item then (I1).
         let state = inode.as_ref().map(|inode| inode.state.write());
         if state.as_ref().is_none_or(|state| state.item.nlink > 0) {
@@ -339,7 +339,7 @@ impl Fs {
     }
 }
 
-fn orphans(subvolume: &Subvolume) -> Result<Vec<Ino>> {
+fn orphans(subvolume: &EnteredSubvolume) -> Result<Vec<Ino>> {
     let start = Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, 0);
     let end = Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, u64::MAX);
     Ok(subvolume.tree.range(&start, &end, usize::MAX)?.into_iter().map(|(key, _)| Ino(key.offset)).collect())

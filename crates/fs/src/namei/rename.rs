@@ -15,11 +15,11 @@ use crate::Fs;
 use crate::error::{Error, Result};
 use crate::inode::state::Inode;
 use crate::inode::xattr::check_may_change;
-use crate::items::dir_item::{self, HashedName, ItemChange};
+use crate::items::dir_item::{self, HashedName, PlannedChange};
 use crate::items::quota_blocks;
 use crate::namei::create::{Draft, check_dir_takes_names, entry_changed, next_index};
 use crate::namei::link::{Locked, check_empty, check_may_remove, drop_link, inode_changed, plan_unlink};
-use crate::session::context::Purpose;
+use crate::session::context::MetadataPurpose;
 use crate::types::{Caller, InodeId, NewInode, RenameFlags, mode};
 
 /// One end of a rename: a directory, a name, and the entry found there.
@@ -49,7 +49,7 @@ impl Fs {
         }
         let quota = self.reserve_quota_for_rename(dir, (new_dir, new_name), flags)?;
         loop {
-            let reservation = self.context.reserve(Purpose::Change(RENAME_ITEMS))?;
+            let reservation = self.context.reserve(MetadataPurpose::Change(RENAME_ITEMS))?;
             let _rename = self.names.lock_renames();
             let from = self.end(dir, name)?;
             let to = self.end(new_dir, new_name)?;
@@ -268,7 +268,7 @@ impl Fs {
     /// Plans an inode's name at one end of a rename, with the directory's next index.
     pub(crate) fn plan_place(
         &self,
-        changes: &mut Vec<ItemChange>,
+        changes: &mut Vec<PlannedChange>,
         locked: &mut Locked<'_>,
         end: &End<'_>,
         ino: Ino,

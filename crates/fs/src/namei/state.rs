@@ -1,8 +1,8 @@
-//! [`Names`]: state of names that all directories share.
+//! [`NameiState`]: state of names that all directories share.
 //!
-//! `Names` owns the rename lock, the unlinked inodes whose deletion failed, and the deleted subvolumes in use. Lock
-//! order: the rename lock comes after reservations and before the locks of inodes; no other lock is taken under the lock
-//! of the unlinked inodes.
+//! `NameiState` owns the rename lock, the unlinked inodes whose deletion failed, and the deleted subvolumes in use.
+//! Lock order: the rename lock comes after reservations and before the locks of inodes; no other lock is taken under
+//! the lock of the unlinked inodes.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::namei::deleted_subvolume::Deletions;
 
 /// The rename lock, the inodes whose deletion failed, and the deleted subvolumes in use.
 #[derive(Debug)]
-pub(crate) struct Names {
+pub(crate) struct NameiState {
     rename_lock: RankedMutex<()>,
     /// Unlinked, unused inodes that could not be deleted, mostly for lack of space.
     undeleted: Mutex<Vec<Arc<Inode>>>,
@@ -22,7 +22,7 @@ pub(crate) struct Names {
     pub(crate) deletions: Deletions,
 }
 
-impl Names {
+impl NameiState {
     /// Creates the state.
     pub(crate) fn new() -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! [`Current`]: the subvolume that is being received, and the commands that change it.
+//! [`CurrentSubvolume`]: the subvolume that is being received, and the commands that change it.
 //!
 //! New inodes inherit nothing from their directory: the stream has the attributes of each new inode. Until the `chmod`
 //! command of a new inode, only the owner can access the inode, as with btrfs-progs.
@@ -8,12 +8,12 @@ use ubtrfs_format::item::{Compression as DiskCompression, InodeFlags};
 use ubtrfs_stream::{EncodedCompression, FrameHeader, Position, StreamCommand};
 
 use super::error::{ReceiveError, ReceiveProblem};
-use super::incomplete::{INCOMPLETE_XATTR, Progress, Sent};
-use super::joined::{Joined, attributes_of};
-use super::session::{ReceivedSubvolume, Session};
+use super::incomplete::{INCOMPLETE_XATTR, ReceiveProgress, SentSubvolume};
+use super::joined::{JoinedCommands, attributes_of};
+use super::session::{ReceiveSession, ReceivedSubvolume};
 use super::sharing::{At, Sharing, Unshared};
-use super::verify::Verifier;
-use super::walk::{Walk, entry};
+use super::verify::StreamVerifier;
+use super::walk::{PathWalk, entry};
 use crate::file::encoded::Encoded;
 use crate::inode::xattr::CAPABILITY;
 use crate::types::{Caller, FallocateMode, InodeId, NewInode, RenameFlags, SetAttr, XattrFlags, mode};
@@ -22,49 +22,49 @@ use crate::{Error, Fs};
 type Result<T, E = ReceiveProblem> = std::result::Result<T, E>;
 
 /// The subvolume that is being received.
-pub(crate) struct Current<'s> {
+pub(crate) struct CurrentSubvolume<'s> {
     pub(crate) made: ReceivedSubvolume,
     pub(crate) name: Vec<u8>,
-    pub(crate) sent: Sent,
+    pub(crate) sent: SentSubvolume,
     /// Commands of the stream so far, including those that an earlier receive applied.
-    pub(crate) progress: Progress,
+    pub(crate) progress: ReceiveProgress,
     /// The commands that an earlier receive had applied when it stopped.
-    resumed: Progress,
+    resumed: ReceiveProgress,
     /// Whether a command failed and was skipped.
     pub(crate) has_failures: bool,
-    walk: Walk,
+    walk: PathWalk,
     /// Looks up files of the clone source that was used last.
-    source_walk: Option<Walk>,
+    source_walk: Option<PathWalk>,
     /// The capability that the last `set_xattr` set, and its path. A later `chown` removes the capability from the
     /// file, so the capability is set again: Linux before 5.8 sends `chown` after `set_xattr`.
     capability: Option<(Vec<u8>, Vec<u8>)>,
     /// Records the expected state for `receive --verify`; `None` without that option.
-    pub(crate) verifier: Option<Verifier>,
+    pub(crate) verifier: Option<StreamVerifier>,
     /// The sent subvolume, if its data is to be shared and it is on this filesystem.
     pub(crate) sharing: Option<Sharing<'s>>,
 }
 
-impl<'s> Current<'s> {
+impl<'s> CurrentSubvolume<'s> {
     pub(crate) fn new(
         made: ReceivedSubvolume,
         name: Vec<u8>,
-        sent: Sent,
-        resumed: Progress,
+        sent: SentSubvolume,
+        resumed: ReceiveProgress,
         (verifies, sharing): (bool, Option<Sharing<'s>>),
         store_bytes: u64,
     ) -> Self {
-        let walk = Walk::new(made.id, store_bytes);
+        let walk = PathWalk::new(made.id, store_bytes);
         Self {
             made,
             name,
             sent,
-            progress: Progress::default(),
+            progress: ReceiveProgress::default(),
             resumed,
             has_failures: false,
             walk,
             source_walk: None,
             capability: None,
-            verifier: verifies.then(|| Verifier::new(store_bytes)),
+            verifier: verifies.then(|| StreamVerifier::new(store_bytes)),
             sharing,
         }
     }
@@ -96,7 +96,7 @@ impl<'s> Current<'s> {
     }
 
     /// The number and checksum of the commands that are applied to the subvolume.
-    pub(crate) fn reached(&self) -> Progress {
+    pub(crate) fn reached(&self) -> ReceiveProgress {
         // While commands are skipped, the subvolume has all that the earlier receive applied, which is more than this
         // receive has read so far.
         if self.progress.nr_commands <= self.resumed.nr_commands { self.resumed } else { self.progress }
@@ -107,7 +107,7 @@ impl<'s> Current<'s> {
     }
 
     /// Applies a command that neither begins nor ends a subvolume.
-    pub(crate) fn apply(&mut self, session: &mut Session<'_>, command: &StreamCommand<'_>) -> Result<()> {
+    pub(crate) fn apply(&mut self, session: &mut ReceiveSession<'_>, command: &StreamCommand<'_>) -> Result<()> {
         let fs = session.fs;
         let Some(mut verifier) = self.verifier.take() else {
             self.change(session, command)?;
@@ -191,7 +191,7 @@ impl<'s> Current<'s> {
         }
     }
 
-    fn change(&mut self, session: &mut Session<'_>, command: &StreamCommand<'_>) -> Result<()> {
+    fn change(&mut self, session: &mut ReceiveSession<'_>, command: &StreamCommand<'_>) -> Result<()> {
         let fs = session.fs;
         match *command {
             StreamCommand::Subvol { .. } | StreamCommand::Snapshot { .. } | StreamCommand::End => {
@@ -279,13 +279,13 @@ impl<'s> Current<'s> {
     }
 
     /// Applies joined commands. Returns false, without a change, if they have to be applied one by one.
-    pub(crate) fn apply_joined(&mut self, fs: &Fs, joined: &Joined<'_>) -> bool {
+    pub(crate) fn apply_joined(&mut self, fs: &Fs, joined: &JoinedCommands<'_>) -> bool {
         let done = match *joined {
-            Joined::Create { temporary, to, new } => match self.is_free(fs, temporary) {
+            JoinedCommands::Create { temporary, to, new } => match self.is_free(fs, temporary) {
                 true => self.create(fs, to, new),
                 false => return false,
             },
-            Joined::SetAttr { path, set } => self.set(fs, path, set).map(drop),
+            JoinedCommands::SetAttr { path, set } => self.set(fs, path, set).map(drop),
         };
         done.is_ok()
     }
@@ -359,7 +359,7 @@ impl<'s> Current<'s> {
         Ok(fs.write_all(id, offset, data)?)
     }
 
-    fn write_encoded(&mut self, session: &mut Session<'_>, command: &StreamCommand<'_>) -> Result<()> {
+    fn write_encoded(&mut self, session: &mut ReceiveSession<'_>, command: &StreamCommand<'_>) -> Result<()> {
         let StreamCommand::EncodedWrite {
             path,
             offset,
@@ -403,7 +403,7 @@ impl<'s> Current<'s> {
     /// The inode at a path in a clone source.
     fn in_source(&mut self, fs: &Fs, root: RootId, path: &[u8]) -> Result<InodeId> {
         if self.source_walk.as_ref().is_none_or(|walk| walk.root() != root) {
-            self.source_walk = Some(Walk::new(root, super::store_bytes(fs)));
+            self.source_walk = Some(PathWalk::new(root, super::store_bytes(fs)));
         }
         match &mut self.source_walk {
             Some(walk) => walk.inode(fs, path),

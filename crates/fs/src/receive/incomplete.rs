@@ -31,8 +31,8 @@ use uuid::Uuid;
 use super::error::ReceiveProblem;
 use crate::inode::xattr;
 use crate::items::dir_item;
-use crate::session::context::Purpose;
-use crate::subvolume::create::Kind;
+use crate::session::context::MetadataPurpose;
+use crate::subvolume::create::SubvolumeProperties;
 use crate::subvolume::receives::ReceivesGuard;
 use crate::types::{Caller, InodeId, XattrFlags};
 use crate::{Error, Fs, Result};
@@ -43,7 +43,7 @@ pub const INCOMPLETE_XATTR: &str = "trusted.ubtrfs.incomplete";
 
 /// A subvolume as its stream describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sent {
+pub(crate) struct SentSubvolume {
     pub(crate) uuid: Uuid,
     pub(crate) ctransid: u64,
     /// The parent's UUID and transaction.
@@ -52,14 +52,14 @@ pub(crate) struct Sent {
 
 /// How many commands of a stream were applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Progress {
+pub(crate) struct ReceiveProgress {
     /// Number of commands after the command that creates the subvolume.
     pub(crate) nr_commands: u64,
     /// Checksum over the checksums of the applied commands (I2).
     pub(crate) digest: u32,
 }
 
-impl Progress {
+impl ReceiveProgress {
     /// Adds a command to the number of commands and to the digest.
     pub(crate) fn add(&mut self, header: &FrameHeader) {
         self.nr_commands = self.nr_commands.saturating_add(1);
@@ -70,21 +70,21 @@ impl Progress {
 /// The decoded value of [`INCOMPLETE_XATTR`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
-    sent: Sent,
+    sent: SentSubvolume,
     /// The time of the mark, and the transaction that ran then.
     at: Timespec,
     transid: u64,
     /// The progress when the receive stopped; `None` while the receive runs.
-    stopped: Option<Progress>,
+    stopped: Option<ReceiveProgress>,
 }
 
 impl Mark {
     fn encode(&self) -> Vec<u8> {
-        let Sent { uuid, ctransid, parent } = self.sent;
+        let SentSubvolume { uuid, ctransid, parent } = self.sent;
         let (parent, parent_ctransid) = parent.unwrap_or((Uuid::nil(), 0));
         let state = match self.stopped {
             None => "receiving".to_owned(),
-            Some(Progress { nr_commands, digest }) => format!("stopped commands={nr_commands} digest={digest}"),
+            Some(ReceiveProgress { nr_commands, digest }) => format!("stopped commands={nr_commands} digest={digest}"),
         };
         let (Timespec { sec, nsec }, transid) = (self.at, self.transid);
         format!(
@@ -99,16 +99,17 @@ impl Mark {
         let field = |name: &str| text.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
         let number = |name| field(name)?.parse::<u64>().ok();
         let parent = (field("parent")?.parse().ok()?, number("parent_ctransid")?);
-        let sent = Sent {
+        let sent = SentSubvolume {
             uuid: field("uuid")?.parse().ok()?,
             ctransid: number("ctransid")?,
             parent: Some(parent).filter(|(uuid, _): &(Uuid, u64)| !uuid.is_nil()),
         };
         let stopped = match text.split(' ').next()? {
             "receiving" => None,
-            "stopped" => {
-                Some(Progress { nr_commands: number("commands")?, digest: u32::try_from(number("digest")?).ok()? })
-            }
+            "stopped" => Some(ReceiveProgress {
+                nr_commands: number("commands")?,
+                digest: u32::try_from(number("digest")?).ok()?,
+            }),
             _ => return None,
         };
         let at = Timespec { sec: field("sec")?.parse().ok()?, nsec: field("nsec")?.parse().ok()? };
@@ -122,14 +123,14 @@ impl Fs {
         &self,
         dir: InodeId,
         name: &[u8],
-        sent: &Sent,
+        sent: &SentSubvolume,
         parent: Option<RootId>,
     ) -> Result<RootId> {
         // With a transid of 0, the root item would not show that the subvolume is incomplete.
         let stransid = Generation(sent.ctransid.max(1));
         let id = match parent {
             None => {
-                let kind = Kind { qgroups: &[], limit: None, stransid };
+                let kind = SubvolumeProperties { qgroups: &[], limit: None, stransid };
                 self.create_subvolume_for(dir, name, &Caller { umask: 0o022, ..Caller::ROOT }, kind)?
             }
             Some(parent) => self.snapshot_for(parent, dir, name, false, &[], stransid)?,
@@ -139,8 +140,8 @@ impl Fs {
     }
 
     /// Marks the subvolume as being received or, with `stopped`, as stopped after the commands that `stopped` counts.
-    pub(crate) fn set_mark(&self, root: RootId, sent: &Sent, stopped: Option<Progress>) -> Result<()> {
-        let reservation = self.context.reserve(Purpose::Change(COMPLETE_ITEMS))?;
+    pub(crate) fn set_mark(&self, root: RootId, sent: &SentSubvolume, stopped: Option<ReceiveProgress>) -> Result<()> {
+        let reservation = self.context.reserve(MetadataPurpose::Change(COMPLETE_ITEMS))?;
         let inode = self.inode(InodeId::root_of(root))?;
         let mut state = inode.write()?;
         let (at, transid) = (Timespec::now(), self.engine.generation().0);
@@ -166,7 +167,7 @@ impl Fs {
     }
 
     /// Keeps an incomplete subvolume, durable on return (I1).
-    pub(crate) fn keep_incomplete(&self, root: RootId, sent: &Sent, progress: Progress) -> Result<()> {
+    pub(crate) fn keep_incomplete(&self, root: RootId, sent: &SentSubvolume, progress: ReceiveProgress) -> Result<()> {
         self.flush_tagged(Some(root))?;
         self.set_mark(root, sent, Some(progress))?;
         Ok(self.engine.commit()?)
@@ -178,10 +179,10 @@ impl Fs {
         &self,
         dir: InodeId,
         name: &[u8],
-        sent: &Sent,
+        sent: &SentSubvolume,
         keep: bool,
         receives: &ReceivesGuard<'_>,
-    ) -> Result<Option<(RootId, Progress)>, ReceiveProblem> {
+    ) -> Result<Option<(RootId, ReceiveProgress)>, ReceiveProblem> {
         let exists = || ReceiveProblem::Exists(name.to_vec());
         let id = match self.find_subvolume(dir, name) {
             Ok((id, _)) => id,
@@ -230,7 +231,7 @@ impl Fs {
 
     /// Turns an incomplete subvolume into a received one: read-only, with the UUID and transid of the sent subvolume (R2).
     /// Returns the transaction that makes this durable.
-    pub(crate) fn complete_received(&self, root: RootId, sent: &Sent) -> Result<Generation> {
+    pub(crate) fn complete_received(&self, root: RootId, sent: &SentSubvolume) -> Result<Generation> {
         let _changing = self.context.begin_change()?;
         let _flags = self.subvolumes.lock_flags();
         if self.entered.is_deleted(root) {
@@ -250,9 +251,9 @@ impl Fs {
         done
     }
 
-    fn put_received(&self, root: RootId, sent: &Sent) -> Result<Generation> {
+    fn put_received(&self, root: RootId, sent: &SentSubvolume) -> Result<Generation> {
         let _subvolumes = self.subvolumes.lock();
-        let reservation = self.context.reserve(Purpose::Change(COMPLETE_ITEMS))?;
+        let reservation = self.context.reserve(MetadataPurpose::Change(COMPLETE_ITEMS))?;
         self.flush_tagged(Some(root))?;
         let inode = self.inode(InodeId::root_of(root))?;
         let state = inode.write()?;
@@ -300,9 +301,9 @@ mod tests {
 
     #[test]
     fn marks_come_back() {
-        let sent = Sent { uuid: Uuid::from_u128(1), ctransid: 7, parent: None };
-        let from = Sent { parent: Some((Uuid::from_u128(2), 3)), ..sent };
-        let progress = Progress { nr_commands: 5, digest: u32::MAX };
+        let sent = SentSubvolume { uuid: Uuid::from_u128(1), ctransid: 7, parent: None };
+        let from = SentSubvolume { parent: Some((Uuid::from_u128(2), 3)), ..sent };
+        let progress = ReceiveProgress { nr_commands: 5, digest: u32::MAX };
         let at = Timespec { sec: -5, nsec: 999_999_999 };
         for mark in [
             Mark { sent, at, transid: 8, stopped: None },

@@ -57,7 +57,7 @@ impl CommandBatch {
 }
 
 /// Counts the memory of the batches that wait or are being applied (I2). The thread that reads waits for space in it.
-/// When the [`Applier`] is dropped, the thread no longer waits.
+/// When the [`ApplierRoom`] is dropped, the thread no longer waits.
 #[derive(Debug)]
 pub(crate) struct Room {
     max_bytes: usize,
@@ -73,7 +73,7 @@ struct RoomState {
 
 /// Gives room back, and closes it when dropped.
 #[derive(Debug)]
-pub(crate) struct Applier<'r>(pub(crate) &'r Room);
+pub(crate) struct ApplierRoom<'r>(pub(crate) &'r Room);
 
 impl Room {
     /// Makes room for batches of `max_bytes` in all.
@@ -92,7 +92,7 @@ impl Room {
     }
 }
 
-impl Applier<'_> {
+impl ApplierRoom<'_> {
     /// Gives back the room of a batch of `len` bytes.
     pub(crate) fn give_back(&self, len: usize) {
         let mut state = self.0.state.lock();
@@ -101,7 +101,7 @@ impl Applier<'_> {
     }
 }
 
-impl Drop for Applier<'_> {
+impl Drop for ApplierRoom<'_> {
     fn drop(&mut self) {
         self.0.state.lock().is_closed = true;
         self.0.changed.notify_one();
@@ -254,7 +254,7 @@ mod tests {
         let (give_back, used) = sync_channel(NR_BATCHES);
         std::thread::scope(|scope| {
             let reader = scope.spawn(move || read_all(Counted(input, count), false, &send, &used, room));
-            let applier = Applier(room);
+            let applier = ApplierRoom(room);
             for nr in 0..4 {
                 let mut before = usize::MAX;
                 while before != count.load(Ordering::SeqCst) {

@@ -1,5 +1,5 @@
-//! [`Joined`]: consecutive commands that one change of the filesystem applies. Streams make each inode with a temporary
-//! name and rename it at once, and set owner, permissions and times of an inode by one command each.
+//! [`JoinedCommands`]: consecutive commands that one change of the filesystem applies. Streams make each inode with a
+//! temporary name and rename it at once, and set owner, permissions and times of an inode by one command each.
 //!
 //! - I1. The result is that of the single commands, except for the directory of the temporary name, which does not change.
 //! - I2. Joined commands are applied all or none: if the joined change fails, nothing has changed, and the commands are
@@ -13,14 +13,14 @@ use crate::types::{NewInode, SetAttr, SetTime, mode};
 
 /// Consecutive commands, as one change.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Joined<'c> {
+pub(crate) enum JoinedCommands<'c> {
     /// An inode is created with a temporary name, and renamed.
     Create { temporary: &'c [u8], to: &'c [u8], new: NewInode<'c> },
     /// Attributes of an inode.
     SetAttr { path: &'c [u8], set: SetAttr },
 }
 
-impl<'c> Joined<'c> {
+impl<'c> JoinedCommands<'c> {
     /// Joins a command with the frames after it. Also returns the number of joined frames, which is at least 1.
     pub(crate) fn new(
         header: &FrameHeader,

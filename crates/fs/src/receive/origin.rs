@@ -9,7 +9,7 @@ use crate::{Error, Fs};
 
 /// The role of a subvolume in a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum OriginRole {
     /// The parent of a snapshot.
     Parent,
     /// A source of clones.
@@ -24,7 +24,7 @@ impl Fs {
     /// subvolumes with the UUID, a subvolume with this transid is preferred. A subvolume with another transid is
     /// accepted too: if a received subvolume is sent again, the stream identifies it by its received UUID, but by the
     /// transid that it has at the second sender.
-    pub(crate) fn find_origin(&self, uuid: Uuid, ctransid: u64, part: Part) -> Result<RootId, ReceiveProblem> {
+    pub(crate) fn find_origin(&self, uuid: Uuid, ctransid: u64, part: OriginRole) -> Result<RootId, ReceiveProblem> {
         let mut is_writable = false;
         for kind in [KeyType::UUID_KEY_RECEIVED_SUBVOL, KeyType::UUID_KEY_SUBVOL] {
             let mut usable = None;
@@ -52,8 +52,8 @@ impl Fs {
         }
         Err(match (is_writable, part) {
             (true, _) => ReceiveProblem::Writable { uuid },
-            (false, Part::Parent) => ReceiveProblem::NoParent { uuid, ctransid },
-            (false, Part::CloneSource) => ReceiveProblem::NoCloneSource { uuid, ctransid },
+            (false, OriginRole::Parent) => ReceiveProblem::NoParent { uuid, ctransid },
+            (false, OriginRole::CloneSource) => ReceiveProblem::NoCloneSource { uuid, ctransid },
         })
     }
 

@@ -1,5 +1,5 @@
-//! [`Session`]: a whole input, subvolume after subvolume. Decides which failures end a receive, and whether a subvolume
-//! that stays incomplete is deleted or kept.
+//! [`ReceiveSession`]: a whole input, subvolume after subvolume. Decides which failures end a receive, and whether a
+//! subvolume that stays incomplete is deleted or kept.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -13,15 +13,15 @@ use ubtrfs_stream::{FrameHeader, Position, StreamCommand, StreamPath, parse};
 use ubtrfs_transaction::Job;
 use uuid::Uuid;
 
-use super::apply::Current;
+use super::apply::CurrentSubvolume;
 use super::error::{ReceiveError, ReceiveProblem};
-use super::incomplete::{Progress, Sent};
-use super::input::{Applier, CommandBatch, NR_BATCHES, Room, read_all};
-use super::joined::Joined;
-use super::origin::Part;
+use super::incomplete::{ReceiveProgress, SentSubvolume};
+use super::input::{ApplierRoom, CommandBatch, NR_BATCHES, Room, read_all};
+use super::joined::JoinedCommands;
+use super::origin::OriginRole;
 use super::sharing::Sharing;
 use super::store_bytes;
-use super::verify::{Verified, Verifier};
+use super::verify::{StreamVerifier, Verified};
 use super::walk::entry;
 use crate::subvolume::receives::Receiving;
 use crate::types::InodeId;
@@ -124,7 +124,7 @@ impl Fs {
         made: &mut dyn FnMut(&ReceivedSubvolume),
     ) -> Result<ReceiveReport, ReceiveError> {
         self.inode_to_change(dir)?;
-        let mut session = Session {
+        let mut session = ReceiveSession {
             fs: self,
             job,
             dir,
@@ -145,24 +145,24 @@ impl Fs {
     }
 }
 
-pub(crate) struct Session<'s> {
+pub(crate) struct ReceiveSession<'s> {
     pub(crate) fs: &'s Fs,
     job: &'s Job,
     dir: InodeId,
     pub(crate) options: &'s ReceiveOptions,
-    current: Option<Current<'s>>,
+    current: Option<CurrentSubvolume<'s>>,
     /// Registers the current subvolume as one that is being received.
     receiving: Option<Receiving<'s>>,
     /// Clone sources that were found.
     sources: HashMap<(Uuid, u64), RootId>,
     /// The last complete subvolume, and the transaction that makes it durable. It is often the parent of the next
     /// subvolume.
-    last: Option<(Generation, Sent, RootId)>,
+    last: Option<(Generation, SentSubvolume, RootId)>,
     pub(crate) report: ReceiveReport,
     made: &'s mut dyn FnMut(&ReceivedSubvolume),
 }
 
-impl Session<'_> {
+impl ReceiveSession<'_> {
     fn read(&mut self, input: impl Read + Send, job: &Job) -> Result<(), ReceiveError> {
         let (send, batches) = sync_channel(NR_BATCHES);
         let (give_back, used) = sync_channel(NR_BATCHES);
@@ -170,7 +170,7 @@ impl Session<'_> {
         let room = Room::new(self.fs.stream_bytes);
         std::thread::scope(|scope| {
             // Drops before the scope waits for the reader, also after a panic.
-            let applier = Applier(&room);
+            let applier = ApplierRoom(&room);
             let room = &room;
             scope.spawn(move || read_all(input, only_first, &send, &used, room));
             let result = loop {
@@ -233,7 +233,7 @@ impl Session<'_> {
         if !current.may_join() {
             return Ok(0);
         }
-        let Some((joined, nr_joined)) = Joined::new(header, command, rest.clone()) else { return Ok(0) };
+        let Some((joined, nr_joined)) = JoinedCommands::new(header, command, rest.clone()) else { return Ok(0) };
         let shared = current.share_before(self.fs, header.position, command);
         shared.or_else(|error| self.tolerate(error))?;
         let Some(current) = &mut self.current else { return Ok(0) };
@@ -257,19 +257,20 @@ impl Session<'_> {
         match command {
             StreamCommand::Subvol { path, uuid, ctransid } => {
                 self.complete(header.position)?;
-                let sent = Sent { uuid: *uuid, ctransid: *ctransid, parent: None };
+                let sent = SentSubvolume { uuid: *uuid, ctransid: *ctransid, parent: None };
                 return self.begin(path, sent).map_err(|problem| at(problem, path));
             }
             StreamCommand::Snapshot { path, uuid, ctransid, clone_uuid, clone_ctransid } => {
                 self.complete(header.position)?;
-                let sent = Sent { uuid: *uuid, ctransid: *ctransid, parent: Some((*clone_uuid, *clone_ctransid)) };
+                let sent =
+                    SentSubvolume { uuid: *uuid, ctransid: *ctransid, parent: Some((*clone_uuid, *clone_ctransid)) };
                 return self.begin(path, sent).map_err(|problem| at(problem, path));
             }
             StreamCommand::End => return self.complete(header.position),
             _ => {}
         }
         let no_subvolume = ReceiveProblem::Order("the stream does not begin with a subvolume");
-        if self.current.as_ref().is_some_and(|current| current.verifier.as_ref().is_some_and(Verifier::is_full)) {
+        if self.current.as_ref().is_some_and(|current| current.verifier.as_ref().is_some_and(StreamVerifier::is_full)) {
             self.verify_so_far(header.position)?;
         }
         let Some(current) = &mut self.current else { return Err(at(no_subvolume, path)) };
@@ -314,7 +315,7 @@ impl Session<'_> {
     }
 
     /// Begins a subvolume, or resumes it.
-    fn begin(&mut self, path: &[u8], sent: Sent) -> Result<(), ReceiveProblem> {
+    fn begin(&mut self, path: &[u8], sent: SentSubvolume) -> Result<(), ReceiveProblem> {
         let names_root = ReceiveProblem::Order("the subvolume has no name");
         let (above, name) = StreamPath::new(path)?.split().ok_or(names_root)?;
         let mut dir = self.dir;
@@ -350,7 +351,7 @@ impl Session<'_> {
                         (Error::NotFound, Some((uuid, ctransid))) => ReceiveProblem::NoParent { uuid, ctransid },
                         (error, _) => error.into(),
                     })?;
-                (self.fs.make_incomplete(dir, name, &sent, parent)?, Progress::default())
+                (self.fs.make_incomplete(dir, name, &sent, parent)?, ReceiveProgress::default())
             }
         };
         self.receiving = Some(receives.begin(id));
@@ -363,8 +364,14 @@ impl Session<'_> {
             nr_resumed: target.nr_commands,
         };
         (self.made)(&made);
-        self.current =
-            Some(Current::new(made, name.to_vec(), sent, target, (self.options.verify, sharing), store_bytes(self.fs)));
+        self.current = Some(CurrentSubvolume::new(
+            made,
+            name.to_vec(),
+            sent,
+            target,
+            (self.options.verify, sharing),
+            store_bytes(self.fs),
+        ));
         Ok(())
     }
 
@@ -373,13 +380,13 @@ impl Session<'_> {
         let Some(current) = &mut self.current else { return Ok(()) };
         let shared = current.share_waiting(self.fs);
         shared.or_else(|error| self.tolerate(error))?;
-        let Some(Current { made, verifier: Some(verifier), .. }) = &mut self.current else { return Ok(()) };
+        let Some(CurrentSubvolume { made, verifier: Some(verifier), .. }) = &mut self.current else { return Ok(()) };
         let done = verifier.verify(self.fs, made.id, self.job).map_err(|problem| ReceiveError {
             position: Some(position),
             path: made.path.clone(),
             problem: Box::new(problem),
         })?;
-        *verifier = Verifier::new(store_bytes(self.fs));
+        *verifier = StreamVerifier::new(store_bytes(self.fs));
         self.report.verified.add(&done);
         Ok(())
     }
@@ -438,7 +445,7 @@ impl Session<'_> {
             }
             self.fs.engine.commit().map_err(Error::from)?;
         }
-        self.fs.find_origin(uuid, ctransid, Part::Parent)
+        self.fs.find_origin(uuid, ctransid, OriginRole::Parent)
     }
 
     /// Deletes or keeps the incomplete subvolume after a failure (R4).
@@ -478,7 +485,7 @@ impl Session<'_> {
         if let Some(id) = self.sources.get(&(uuid, ctransid)) {
             return Ok(*id);
         }
-        let id = self.fs.find_origin(uuid, ctransid, Part::CloneSource)?;
+        let id = self.fs.find_origin(uuid, ctransid, OriginRole::CloneSource)?;
         if self.sources.len() >= MOST_SOURCES {
             self.sources.clear();
         }

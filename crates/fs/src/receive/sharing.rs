@@ -20,22 +20,22 @@ use ubtrfs_format::item::InodeFlags;
 use ubtrfs_stream::Position;
 
 use super::error::{ReceiveError, ReceiveProblem};
-use super::incomplete::Progress;
-use super::origin::Part;
-use super::walk::Walk;
-use crate::file::extent_map::ExtentKind;
+use super::incomplete::ReceiveProgress;
+use super::origin::OriginRole;
+use super::walk::PathWalk;
+use crate::file::extent_map::FileExtentKind;
 use crate::inode::state::Inode;
-use crate::subvolume::sends::Kept;
+use crate::subvolume::sends::KeptSubvolumes;
 use crate::types::InodeId;
 use crate::{Error, Fs};
 
 /// The sent subvolume on this filesystem.
 pub(crate) struct Sharing<'s> {
-    walk: Walk,
-    _kept: Kept<'s>,
+    walk: PathWalk,
+    _kept: KeptSubvolumes<'s>,
     waiting: Option<Equal>,
     /// The path of the last file, and the file; `None` if its data cannot be shared.
-    last: Option<(Vec<u8>, Option<Arc<Source>>)>,
+    last: Option<(Vec<u8>, Option<Arc<SharingSource>>)>,
     /// The current command.
     pub(crate) at: At,
     buf: Vec<u8>,
@@ -44,7 +44,7 @@ pub(crate) struct Sharing<'s> {
 }
 
 /// A file of the sent subvolume.
-struct Source {
+struct SharingSource {
     inode: Arc<Inode>,
     /// The sequence before the first comparison (C1).
     sequence: u64,
@@ -55,7 +55,7 @@ struct Source {
 /// Equal data that is not shared yet (C2).
 struct Equal {
     path: Vec<u8>,
-    source: Arc<Source>,
+    source: Arc<SharingSource>,
     target: InodeId,
     range: Range<u64>,
     /// The first write of the range.
@@ -67,13 +67,13 @@ struct Equal {
 pub(crate) struct At {
     pub(crate) position: Position,
     /// The commands that were applied before this one.
-    pub(crate) before: Progress,
+    pub(crate) before: ReceiveProgress,
 }
 
 /// Data that could be neither shared nor written (C4).
 pub(crate) struct Unshared {
     /// The progress before the writes of this data.
-    pub(crate) before: Progress,
+    pub(crate) before: ReceiveProgress,
     /// The error, with the file's path and the position of the first write.
     pub(crate) error: ReceiveError,
 }
@@ -84,7 +84,7 @@ impl<'s> Sharing<'s> {
     /// Finds the subvolume that a stream was sent from, or a received copy of it. Returns `None` if this filesystem has
     /// no such subvolume that is read-only.
     pub(crate) fn find(fs: &'s Fs, uuid: uuid::Uuid, ctransid: u64) -> Result<Option<Self>> {
-        let root = match fs.find_origin(uuid, ctransid, Part::CloneSource) {
+        let root = match fs.find_origin(uuid, ctransid, OriginRole::CloneSource) {
             Ok(root) => root,
             Err(ReceiveProblem::NoCloneSource { .. } | ReceiveProblem::Writable { .. }) => return Ok(None),
             Err(problem) => return Err(problem),
@@ -98,9 +98,9 @@ impl<'s> Sharing<'s> {
         Ok(Some(Self::new(root, super::store_bytes(fs), kept)))
     }
 
-    fn new(root: RootId, max_bytes: u64, kept: Kept<'s>) -> Self {
+    fn new(root: RootId, max_bytes: u64, kept: KeptSubvolumes<'s>) -> Self {
         Self {
-            walk: Walk::new(root, max_bytes),
+            walk: PathWalk::new(root, max_bytes),
             _kept: kept,
             waiting: None,
             last: None,
@@ -137,7 +137,7 @@ impl<'s> Sharing<'s> {
 
     /// The file at a path. Returns `None` if it has no data that can be shared. The stream has the data, so a damaged file is
     /// no reason to fail.
-    fn source(&mut self, fs: &Fs, path: &[u8]) -> Option<Arc<Source>> {
+    fn source(&mut self, fs: &Fs, path: &[u8]) -> Option<Arc<SharingSource>> {
         if let Some(equal) = &self.waiting {
             return Some(Arc::clone(&equal.source));
         }
@@ -147,13 +147,14 @@ impl<'s> Sharing<'s> {
         {
             return source.clone();
         }
-        let found = self.walk.inode(fs, path).ok().and_then(|id| Source::of(fs, id).ok().flatten()).map(Arc::new);
+        let found =
+            self.walk.inode(fs, path).ok().and_then(|id| SharingSource::of(fs, id).ok().flatten()).map(Arc::new);
         self.last = Some((path.to_vec(), found.clone()));
         found
     }
 
     /// Whether the source has this data.
-    fn is_equal(&mut self, fs: &Fs, source: &Source, offset: u64, data: &[u8]) -> bool {
+    fn is_equal(&mut self, fs: &Fs, source: &SharingSource, offset: u64, data: &[u8]) -> bool {
         self.buf.resize(data.len(), 0);
         let read = fs.read_keeping_atime(&source.inode, offset, &mut self.buf);
         read.is_ok_and(|len| self.buf.get(..len) == Some(data))
@@ -201,7 +202,7 @@ impl<'s> Sharing<'s> {
     }
 }
 
-impl Source {
+impl SharingSource {
     /// The facts about a file. Returns `None` if its data cannot be shared.
     fn of(fs: &Fs, id: InodeId) -> Result<Option<Self>, Error> {
         let inode = fs.inode(id)?;
@@ -210,7 +211,7 @@ impl Source {
             (state.is_regular(), state.item.sequence, state.item.size, state.item.flags() & InodeFlags::NODATASUM)
         };
         let is_small = size < u64::from(fs.geometry.sectorsize);
-        if !is_file || is_small && fs.extents(id)?.iter().any(|extent| extent.kind == ExtentKind::Inline) {
+        if !is_file || is_small && fs.extents(id)?.iter().any(|extent| extent.kind == FileExtentKind::Inline) {
             return Ok(None);
         }
         Ok(Some(Self { inode, sequence, size, nodatasum }))

@@ -1,6 +1,6 @@
-//! [`Verifier`]: compares a received subvolume with its stream before it is complete: all data that the stream wrote is
-//! read from the devices again, and attributes are compared with the last commands that set them. Of each file, the range
-//! from the first to the last byte that the stream wrote is read.
+//! [`StreamVerifier`]: compares a received subvolume with its stream before it is complete: all data that the stream
+//! wrote is read from the devices again, and attributes are compared with the last commands that set them. Of each
+//! file, the range from the first to the last byte that the stream wrote is read.
 //!
 //! - V1. Data is compared by checksum, command by command. Where a later command changes a part of a range, the range
 //!   is only read, so that its checksums on disk are verified. When a receive is resumed, only the commands after the
@@ -47,7 +47,7 @@ impl Verified {
 
 /// The state that a stream gives to an inode.
 #[derive(Debug, Default)]
-struct Expected {
+struct ExpectedInode {
     /// The path in the last command.
     path: Vec<u8>,
     size: Option<u64>,
@@ -63,14 +63,14 @@ struct Expected {
 
 /// The expected state of the inodes that a stream changes.
 #[derive(Debug)]
-pub(crate) struct Verifier {
-    inodes: HashMap<Ino, Expected>,
+pub(crate) struct StreamVerifier {
+    inodes: HashMap<Ino, ExpectedInode>,
     nr_ranges: usize,
     path_bytes: usize,
     max_bytes: u64,
 }
 
-impl Verifier {
+impl StreamVerifier {
     /// Makes a verifier that is full at about `max_bytes`.
     pub(crate) fn new(max_bytes: u64) -> Self {
         Self { inodes: HashMap::new(), nr_ranges: 0, path_bytes: 0, max_bytes }
@@ -203,7 +203,7 @@ impl Verifier {
     }
 }
 
-impl Expected {
+impl ExpectedInode {
     /// Notes that a command writes a range.
     fn wrote(&mut self, range: Range<u64>) {
         self.changed(range.clone());

@@ -1,4 +1,4 @@
-//! [`Walk`]: looks up the inodes at paths of a stream.
+//! [`PathWalk`]: looks up the inodes at paths of a stream.
 //!
 //! - I1. Every name is looked up as an entry of a directory of the subvolume. A path leads only through directories;
 //!   symbolic links are never read, and names of other subvolumes are errors (R1).
@@ -17,7 +17,7 @@ use crate::{Error, Fs, InodeId};
 
 /// Looks up paths in one subvolume.
 #[derive(Debug)]
-pub(crate) struct Walk {
+pub(crate) struct PathWalk {
     root: RootId,
     /// Directories, by the number of the directory that holds their name and by the name ([`key`]).
     dirs: HashMap<Box<[u8]>, Ino>,
@@ -32,7 +32,7 @@ pub(crate) struct Walk {
 
 type Result<T, E = ReceiveProblem> = std::result::Result<T, E>;
 
-impl Walk {
+impl PathWalk {
     /// Starts at a subvolume's root. The directories in the cache take about `max_bytes`.
     pub(crate) fn new(root: RootId, max_bytes: u64) -> Self {
         Self { root, dirs: HashMap::new(), dirs_bytes: 0, max_bytes, last_dir: None, last: None, key: Vec::new() }
@@ -219,7 +219,7 @@ mod tests {
         InodeId { root: RootId(256), ino: Ino(ino) }
     }
 
-    fn dirs(walk: &Walk) -> Vec<(u64, String, u64)> {
+    fn dirs(walk: &PathWalk) -> Vec<(u64, String, u64)> {
         let name = |key: &[u8]| String::from_utf8(key[8..].to_vec()).unwrap();
         let above = |key: &[u8]| u64::from_le_bytes(key[..8].try_into().unwrap());
         let mut found: Vec<_> = walk.dirs.iter().map(|(key, ino)| (above(key), name(key), ino.0)).collect();
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn renames_and_removals_reach_all_paths_below() {
-        let mut walk = Walk::new(RootId(256), 1 << 20);
+        let mut walk = PathWalk::new(RootId(256), 1 << 20);
         for (above, path, ino) in [(256, "a", 1), (1, "a/b", 2), (2, "a/b/c", 3), (256, "a-", 4), (256, "x", 6)] {
             walk.made(id(above), path.as_bytes(), id(ino), true);
         }
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn directories_stay_within_the_limit() {
-        let mut walk = Walk::new(RootId(256), 10_000);
+        let mut walk = PathWalk::new(RootId(256), 10_000);
         for number in 0..1000 {
             walk.made(id(256), format!("{number:0>200}").as_bytes(), id(300 + number), true);
             assert!(walk.dirs.len() <= 36 && walk.dirs_bytes < 10_300);

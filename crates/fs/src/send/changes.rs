@@ -1,5 +1,5 @@
-//! [`Change`]: the changes between two snapshots, in a form for people to read; and the extents that are new since a
-//! generation.
+//! [`InodeChange`]: the changes between two snapshots, in a form for people to read; and the extents that are new since
+//! a generation.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,16 +12,16 @@ use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
 use ubtrfs_transaction::Job;
 use ubtrfs_tree::{Diff, Item, ItemChange, Node, NodePtr, NodeSource};
 
-use super::extents::{Comparison, extent_at, sector_of_end};
+use super::extents::{MappingComparison, extent_at, sector_of_end};
 use super::moves::Moves;
-use super::tree::{Link, SentTree, is_regular, is_same};
+use super::tree::{InodeLink, SentTree, is_regular, is_same};
 use crate::Fs;
 use crate::error::{Error, Result};
 use crate::items::file_extent::{ExtentAt, decode_of};
 
 /// A difference of one inode between two snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct InodeChange {
     /// The kind of change.
     pub kind: ChangeKind,
     /// The file type of the inode, in words.
@@ -36,7 +36,7 @@ pub struct Change {
     pub attributes: Vec<Vec<u8>>,
 }
 
-/// The kind of a [`Change`].
+/// The kind of a [`InodeChange`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
     /// The inode is new, or has an additional name.
@@ -62,7 +62,7 @@ impl ChangeKind {
 }
 
 /// The callback that gets each change.
-pub(crate) type Found<'f> = &'f mut dyn FnMut(Change) -> Result<()>;
+pub(crate) type ChangeCallback<'f> = &'f mut dyn FnMut(InodeChange) -> Result<()>;
 
 /// An inode that both snapshots have.
 struct CommonInode {
@@ -82,7 +82,7 @@ impl Fs {
     /// # Errors
     ///
     /// As for [`Fs::send`], and errors of `found`.
-    pub fn changes_between(&self, old: RootId, new: RootId, job: &Job, found: Found<'_>) -> Result<()> {
+    pub fn changes_between(&self, old: RootId, new: RootId, job: &Job, found: ChangeCallback<'_>) -> Result<()> {
         let _sending = self.begin_send([old, new].into_iter(), job)?;
         if self.context.read_only().is_none() {
             self.engine.commit()?;
@@ -130,7 +130,7 @@ impl Fs {
 }
 
 /// A page of lines of `find-new`, and the place at which the next page begins.
-struct Page {
+struct FindNewPage {
     lines: Vec<Vec<u8>>,
     /// The key at which the next page begins.
     next: Option<Key>,
@@ -140,9 +140,9 @@ struct Page {
 
 /// Reads a page of extents of generation `since` or later, beginning at the key `start`. Nodes older than `since` are
 /// skipped, because they hold no extents of generation `since` or later.
-fn new_extents(fs: &Fs, tree: &SentTree, start: &Key, since: Generation) -> Result<Page> {
+fn new_extents(fs: &Fs, tree: &SentTree, start: &Key, since: Generation) -> Result<FindNewPage> {
     let root = tree.root();
-    let mut page = Page { lines: Vec::new(), next: None, generation: tree.item().generation };
+    let mut page = FindNewPage { lines: Vec::new(), next: None, generation: tree.item().generation };
     let enter = |ptr: &NodePtr| -> Result<(Arc<Node>, usize)> {
         let node = read(tree.source(), ptr)?;
         let slot = if node.is_leaf() { node.search(start).unwrap_or_else(|slot| slot) } else { node.child_slot(start) };
@@ -228,10 +228,10 @@ fn changes(
     new: &SentTree,
     source: &dyn NodeSource,
     job: &Job,
-    found: Found<'_>,
+    found: ChangeCallback<'_>,
 ) -> Result<()> {
     let moves = Moves::new(old, new);
-    let mut counted = |change: Change| {
+    let mut counted = |change: InodeChange| {
         job.check()?;
         job.advance(1);
         found(change)
@@ -276,9 +276,9 @@ fn changes(
     kept.map_or(Ok(()), |done| finish(fs, &moves, (old, new), done, &mut counted))
 }
 
-fn named(kind: ChangeKind, item: &InodeItem, path: Vec<u8>) -> Change {
+fn named(kind: ChangeKind, item: &InodeItem, path: Vec<u8>) -> InodeChange {
     let file_type = type_name(item);
-    Change { kind, file_type, path, from: None, ranges: Vec::new(), attributes: Vec::new() }
+    InodeChange { kind, file_type, path, from: None, ranges: Vec::new(), attributes: Vec::new() }
 }
 
 fn type_name(item: &InodeItem) -> &'static str {
@@ -326,18 +326,18 @@ fn finish(
     moves: &Moves<'_>,
     (old, new): (&SentTree, &SentTree),
     kept: CommonInode,
-    found: &mut impl FnMut(Change) -> Result<()>,
+    found: &mut impl FnMut(InodeChange) -> Result<()>,
 ) -> Result<()> {
     let CommonInode { ino, old: before, new: after, links_changed, xattrs, old_extents, new_extents } = kept;
     if links_changed && ino != Ino::ROOT_DIR.0 {
         let (goes, _, comes) = moves.compare(ino)?;
         let (mut goes, mut comes) = (goes.into_iter(), comes.into_iter());
         loop {
-            let path = |tree: &SentTree, link: &Link| tree.path_of(link);
+            let path = |tree: &SentTree, link: &InodeLink| tree.path_of(link);
             match (goes.next(), comes.next()) {
                 (Some(from), Some(to)) => {
                     let renamed = named(ChangeKind::Renamed, &after, path(new, &to)?);
-                    found(Change { from: Some(path(old, &from)?), ..renamed })?;
+                    found(InodeChange { from: Some(path(old, &from)?), ..renamed })?;
                 }
                 (Some(from), None) => found(named(ChangeKind::Removed, &before, path(old, &from)?))?,
                 (None, Some(to)) => found(named(ChangeKind::Added, &after, path(new, &to)?))?,
@@ -354,7 +354,8 @@ fn finish(
     attributes.extend(xattrs);
     // The value of `is_cut` does not matter: it concerns only ranges past the end of the file, and `changed_ranges`
     // ignores these ranges.
-    let plan = Comparison { size: after.size, is_cut: false, sectorsize: fs.geometry.sectorsize, has_fallocate: false };
+    let plan =
+        MappingComparison { size: after.size, is_cut: false, sectorsize: fs.geometry.sectorsize, has_fallocate: false };
     let mut ranges = plan.changed_ranges(&old_extents, &new_extents);
     // The bytes past the old end of the file are new, even if both trees map them to the same extent.
     if is_regular(&after)
@@ -368,7 +369,7 @@ fn finish(
         return Ok(());
     }
     let changed = named(ChangeKind::Changed, &after, new.any_path(ino)?);
-    found(Change { ranges, attributes, ..changed })
+    found(InodeChange { ranges, attributes, ..changed })
 }
 
 /// Adds a range to a list in ascending order, and joins ranges that overlap or touch.

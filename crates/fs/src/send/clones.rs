@@ -29,7 +29,7 @@ use crate::items::file_extent::{ExtentAt, decode_of};
 
 /// A part of an extent that will be put at `at` in a file, and for which a clone source is wanted.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub(super) struct WantedClone {
     /// The file.
     pub(super) ino: u64,
     pub(super) bytenr: Logical,
@@ -133,7 +133,7 @@ impl<'t> Clones<'t> {
     }
 
     /// Finds a source for the first bytes of a part.
-    pub(super) fn find(&self, wanted: &Wanted) -> Result<FoundClone> {
+    pub(super) fn find(&self, wanted: &WantedClone) -> Result<FoundClone> {
         let mut nothing = wanted.len;
         for part in self.sent.get(&wanted.bytenr.0).into_iter().flatten() {
             match wanted.offset.checked_sub(part.offset) {
@@ -162,7 +162,7 @@ impl<'t> Clones<'t> {
         Ok(FoundClone::Nothing(nothing.max(self.sector).min(wanted.len)))
     }
 
-    fn find_in(&self, root: &CloneRoot<'_>, hint: &UseHint, wanted: &Wanted) -> Result<FoundClone> {
+    fn find_in(&self, root: &CloneRoot<'_>, hint: &UseHint, wanted: &WantedClone) -> Result<FoundClone> {
         let nothing = Ok(FoundClone::Nothing(wanted.len));
         let at = hint.base.wrapping_add(wanted.offset);
         let tree = root.tree;
@@ -194,7 +194,7 @@ impl<'t> Clones<'t> {
 
     /// The number of bytes that can be cloned from a source of `len` bytes (C2). `is_end`: whether the source ends at
     /// the end of its file.
-    fn usable(&self, len: u64, is_end: bool, wanted: &Wanted) -> Option<u64> {
+    fn usable(&self, len: u64, is_end: bool, wanted: &WantedClone) -> Option<u64> {
         let is_end = is_end && len <= wanted.len;
         let len = len.min(wanted.len);
         let is_aligned = len.is_multiple_of(self.sector);
@@ -210,7 +210,7 @@ impl<'t> Clones<'t> {
     }
 
     /// Notes a part of a file that has been sent to the receiver (C1).
-    pub(super) fn sent(&mut self, part: &Wanted) {
+    pub(super) fn sent(&mut self, part: &WantedClone) {
         let is_full = self.sent.len() >= SENT_MAX;
         if is_full && !self.sent.contains_key(&part.bytenr.0) {
             return;

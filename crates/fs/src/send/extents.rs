@@ -28,8 +28,8 @@ use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody};
 use ubtrfs_format::{Key, KeyType, RootId};
 use ubtrfs_stream::{StreamCommand, StreamVersion};
 
-use super::clones::{CloneFrom, Clones, FoundClone, Wanted};
-use super::pipeline::{Data, Pipeline, Source, stream_compression};
+use super::clones::{CloneFrom, Clones, FoundClone, WantedClone};
+use super::pipeline::{Data, DataSource, Pipeline, stream_compression};
 use super::tree::SentTree;
 use crate::Fs;
 use crate::compression::decompress;
@@ -148,8 +148,14 @@ impl FileDiff {
         clones.look_up([(regular.disk_bytenr, regular.disk_num_bytes, item.extent.generation)].into_iter())?;
         let at = sector.start;
         let offset = regular.offset + (at - item.start);
-        let wanted =
-            Wanted { ino: self.ino, bytenr: regular.disk_bytenr, offset, at, len: self.size - at, size: self.size };
+        let wanted = WantedClone {
+            ino: self.ino,
+            bytenr: regular.disk_bytenr,
+            offset,
+            at,
+            len: self.size - at,
+            size: self.size,
+        };
         match clones.find(&wanted)? {
             FoundClone::Clone(from, len) if len == wanted.len => self.clone_range(&from, at, len, pipeline),
             _ => Ok(()),
@@ -189,8 +195,9 @@ impl FileDiff {
     fn work_until(&mut self, limit: u64, clones: &mut Clones<'_>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
         let (old, new) = (cut(&mut self.old, limit), cut(&mut self.new, limit));
         let has_fallocate = pipeline.version() >= StreamVersion::V2;
-        let ops = Comparison { size: self.size, is_cut: self.is_cut, sectorsize: self.sectorsize, has_fallocate }
-            .plan(&old, &new);
+        let ops =
+            MappingComparison { size: self.size, is_cut: self.is_cut, sectorsize: self.sectorsize, has_fallocate }
+                .plan(&old, &new);
         self.operate(&ops, clones, pipeline)
     }
 
@@ -296,7 +303,7 @@ impl FileDiff {
         while at < end {
             let offset = regular.offset + (at - item.start);
             let bytenr = regular.disk_bytenr;
-            let wanted = Wanted { ino: self.ino, bytenr, offset, at, len: end - at, size: self.size };
+            let wanted = WantedClone { ino: self.ino, bytenr, offset, at, len: end - at, size: self.size };
             let (len, is_sent) = match clones.find(&wanted)? {
                 FoundClone::InPlace(len) => (len, true),
                 FoundClone::Clone(from, len) => {
@@ -309,7 +316,7 @@ impl FileDiff {
                 }
             };
             if !is_sent {
-                clones.sent(&Wanted { len, ..wanted });
+                clones.sent(&WantedClone { len, ..wanted });
             }
             at += len;
         }
@@ -349,7 +356,7 @@ impl FileDiff {
                 path: Arc::clone(&self.path),
                 at: start + done,
                 len: step,
-                source: Source {
+                source: DataSource {
                     bytenr: regular.disk_bytenr,
                     disk_len: regular.disk_num_bytes,
                     ram_len: item.extent.ram_bytes,
@@ -381,7 +388,7 @@ pub(super) fn extent_at(tree: &SentTree, ino: u64, offset: u64, sectorsize: u32)
 
 /// Compares the mappings of a file in both trees.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Comparison {
+pub(super) struct MappingComparison {
     /// Size of the file in the new tree.
     pub(super) size: u64,
     /// Whether the receiver truncates the file first, which also drops the preallocated extents past the file's new
@@ -392,7 +399,7 @@ pub(super) struct Comparison {
     pub(super) has_fallocate: bool,
 }
 
-impl Comparison {
+impl MappingComparison {
     /// The ranges of bytes that differ.
     pub(super) fn changed_ranges(&self, old: &[ExtentAt], new: &[ExtentAt]) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();

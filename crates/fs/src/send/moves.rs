@@ -25,12 +25,12 @@ use std::collections::{HashMap, HashSet};
 
 use ubtrfs_format::Ino;
 
-use super::tree::{Link, SentTree, is_dir, is_same, push_name};
+use super::tree::{InodeLink, SentTree, is_dir, is_same, push_name};
 use crate::error::Result;
 
 /// A directory or mover, and the tree that its number belongs to: the old tree for inodes that both trees have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Node {
+pub(super) struct MoveNode {
     ino: u64,
     is_new: bool,
 }
@@ -50,7 +50,7 @@ pub(super) enum NameChange {
 
 /// A change of names, and the directories whose times the change touches.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Step {
+pub(super) struct MoveStep {
     pub(super) change: NameChange,
     /// The directories of the old tree whose times the change touches.
     pub(super) touched: Vec<u64>,
@@ -58,7 +58,7 @@ pub(super) struct Step {
 
 /// The result of [`Moves::run`].
 #[derive(Debug, Default)]
-pub(super) struct Moved {
+pub(super) struct MoveResult {
     /// Inode numbers of the new directories that commands have made so far.
     pub(super) made: HashSet<u64>,
     /// Inodes of both trees that the old tree has in a directory whose inode number belongs to another directory in the
@@ -72,32 +72,32 @@ pub(super) struct Moves<'t> {
     old: &'t SentTree,
     new: &'t SentTree,
     movers: Vec<Mover>,
-    index: HashMap<Node, usize>,
+    index: HashMap<MoveNode, usize>,
     dead: HashSet<u64>,
     late: HashMap<u64, Late>,
     /// Current places of movers, late directories and directories made so far. Every other inode has the place that its
     /// tree shows.
-    places: HashMap<Node, NamePlace>,
+    places: HashMap<MoveNode, NamePlace>,
     /// Movers and late directories, by their current places.
-    occupants: HashMap<NamePlace, Node>,
+    occupants: HashMap<NamePlace, MoveNode>,
     /// Inode numbers of the new directories that commands have made so far.
     made: HashSet<u64>,
     /// Inodes whose names were compared.
     compared: HashSet<u64>,
     replaced: Vec<u64>,
-    paths: HashMap<Node, Vec<u8>>,
+    paths: HashMap<MoveNode, Vec<u8>>,
     orphans: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct NamePlace {
-    parent: Node,
+    parent: MoveNode,
     name: Vec<u8>,
 }
 
 #[derive(Debug)]
 struct Mover {
-    node: Node,
+    node: MoveNode,
     is_dir: bool,
     to: NamePlace,
     state: MoverState,
@@ -116,7 +116,7 @@ enum MoverState {
 /// A deleted directory that holds movers or other late directories.
 #[derive(Debug, Default)]
 struct Late {
-    children: Vec<Node>,
+    children: Vec<MoveNode>,
     left: usize,
     is_begun: bool,
     is_orphan: bool,
@@ -165,12 +165,12 @@ impl<'t> Moves<'t> {
         })
     }
 
-    fn node_of_new(&self, ino: u64) -> Result<Node> {
-        Ok(Node { ino, is_new: !self.is_kept(ino)? })
+    fn node_of_new(&self, ino: u64) -> Result<MoveNode> {
+        Ok(MoveNode { ino, is_new: !self.is_kept(ino)? })
     }
 
     /// Compares the names of an inode that both trees have. Returns the removed, the unchanged and the new names.
-    pub(super) fn compare(&self, ino: u64) -> Result<(Vec<Link>, Vec<Link>, Vec<Link>)> {
+    pub(super) fn compare(&self, ino: u64) -> Result<(Vec<InodeLink>, Vec<InodeLink>, Vec<InodeLink>)> {
         let (old, new) = (self.old.links(ino)?, self.new.links(ino)?);
         let mut stays = Vec::new();
         for link in &old {
@@ -178,7 +178,7 @@ impl<'t> Moves<'t> {
                 stays.push(link.clone());
             }
         }
-        let is_gone = |link: &Link| stays.binary_search(link).is_err();
+        let is_gone = |link: &InodeLink| stays.binary_search(link).is_err();
         let goes = old.into_iter().filter(|link| is_gone(link)).collect();
         let comes = new.into_iter().filter(|link| is_gone(link)).collect();
         Ok((goes, stays, comes))
@@ -190,7 +190,7 @@ impl<'t> Moves<'t> {
         &mut self,
         ino: u64,
         is_directory: bool,
-        out: &mut impl FnMut(Step) -> Result<()>,
+        out: &mut impl FnMut(MoveStep) -> Result<()>,
     ) -> Result<()> {
         if is_directory {
             self.dead.insert(ino);
@@ -205,13 +205,13 @@ impl<'t> Moves<'t> {
         Ok(())
     }
 
-    fn unlink(&self, link: &Link, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
-        out(Step { change: NameChange::Unlink(self.old.path_of(link)?), touched: vec![link.parent] })
+    fn unlink(&self, link: &InodeLink, out: &mut impl FnMut(MoveStep) -> Result<()>) -> Result<()> {
+        out(MoveStep { change: NameChange::Unlink(self.old.path_of(link)?), touched: vec![link.parent] })
     }
 
     /// Notes an inode that both trees have and whose names changed. Steps whose order does not matter are passed to
     /// `out` immediately.
-    pub(super) fn renamed(&mut self, ino: u64, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
+    pub(super) fn renamed(&mut self, ino: u64, out: &mut impl FnMut(MoveStep) -> Result<()>) -> Result<()> {
         if ino == Ino::ROOT_DIR.0 || !self.compared.insert(ino) {
             return Ok(());
         }
@@ -223,11 +223,11 @@ impl<'t> Moves<'t> {
             };
             let item = self.new.inode(ino)?;
             let to = NamePlace { parent: self.node_of_new(to.parent)?, name: to.name };
-            let node = Node { ino, is_new: false };
+            let node = MoveNode { ino, is_new: false };
             self.index.insert(node, self.movers.len());
             let is_dir = item.is_some_and(|item| is_dir(&item));
             self.movers.push(Mover { node, is_dir, to, state: MoverState::Waiting });
-            let from = NamePlace { parent: Node { ino: from.parent, is_new: false }, name: from.name };
+            let from = NamePlace { parent: MoveNode { ino: from.parent, is_new: false }, name: from.name };
             self.occupants.insert(from.clone(), node);
             self.places.insert(node, from);
         }
@@ -238,7 +238,7 @@ impl<'t> Moves<'t> {
     }
 
     /// Orders all other changes and passes them to `out`.
-    pub(super) fn run(mut self, out: &mut impl FnMut(Step) -> Result<()>) -> Result<Moved> {
+    pub(super) fn run(mut self, out: &mut impl FnMut(MoveStep) -> Result<()>) -> Result<MoveResult> {
         let mut relinked = HashSet::new();
         // If a directory's number was reused, the names in the directory look unchanged, so note its children as
         // renamed.
@@ -257,23 +257,23 @@ impl<'t> Moves<'t> {
         if let Some(dir) = self.late.keys().next() {
             return Err(self.old.wrong("deleted directory", *dir, "expected that it can be emptied"));
         }
-        Ok(Moved { made: self.made, relinked })
+        Ok(MoveResult { made: self.made, relinked })
     }
 
     /// Removes deleted directories that hold nothing that is still needed. The other deleted directories are *late*:
     /// they stay until the inodes that move out of them, and the deleted directories in them, have left.
     #[allow(clippy::arithmetic_side_effects, reason = "a count of names or directories in memory")]
-    fn find_late(&mut self, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
+    fn find_late(&mut self, out: &mut impl FnMut(MoveStep) -> Result<()>) -> Result<()> {
         self.late = self.dead.iter().map(|dir| (*dir, Late::default())).collect();
-        let mut inside: Vec<(u64, Node)> = Vec::new();
+        let mut inside: Vec<(u64, MoveNode)> = Vec::new();
         for mover in &self.movers {
             inside.push((self.places[&mover.node].parent.ino, mover.node));
         }
         for dir in &self.dead {
             let link = self.old.first_link(*dir)?;
-            let node = Node { ino: *dir, is_new: false };
+            let node = MoveNode { ino: *dir, is_new: false };
             inside.push((link.parent, node));
-            let place = NamePlace { parent: Node { ino: link.parent, is_new: false }, name: link.name };
+            let place = NamePlace { parent: MoveNode { ino: link.parent, is_new: false }, name: link.name };
             self.occupants.insert(place.clone(), node);
             self.places.insert(node, place);
         }
@@ -293,17 +293,17 @@ impl<'t> Moves<'t> {
     }
 
     /// Removes an empty late directory, and the late directories above it that become empty in turn.
-    fn remove_late(&mut self, dir: u64, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
+    fn remove_late(&mut self, dir: u64, out: &mut impl FnMut(MoveStep) -> Result<()>) -> Result<()> {
         let mut next = Some(dir);
         while let Some(dir) = next.take() {
-            let node = Node { ino: dir, is_new: false };
+            let node = MoveNode { ino: dir, is_new: false };
             let path = self.path(node)?;
             let place = self.places.remove(&node);
             self.late.remove(&dir);
             self.paths.remove(&node);
             let Some(place) = place else { continue };
             self.occupants.remove(&place);
-            out(Step { change: NameChange::Rmdir(path), touched: touched([place.parent]) })?;
+            out(MoveStep { change: NameChange::Rmdir(path), touched: touched([place.parent]) })?;
             next = self.left(place.parent);
         }
         Ok(())
@@ -312,7 +312,7 @@ impl<'t> Moves<'t> {
     /// Notes that a mover or directory left a directory. Returns the directory that was left if it is late and now
     /// empty.
     #[allow(clippy::arithmetic_side_effects, reason = "a count of names or directories in memory")]
-    fn left(&mut self, parent: Node) -> Option<u64> {
+    fn left(&mut self, parent: MoveNode) -> Option<u64> {
         if parent.is_new {
             return None;
         }
@@ -321,7 +321,7 @@ impl<'t> Moves<'t> {
         (late.left == 0).then_some(parent.ino)
     }
 
-    fn finish(&mut self, task: Task, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
+    fn finish(&mut self, task: Task, out: &mut impl FnMut(MoveStep) -> Result<()>) -> Result<()> {
         let mut tasks = vec![task];
         let mut making: HashSet<u64> = HashSet::new();
         while let Some(task) = tasks.last().copied() {
@@ -345,7 +345,7 @@ impl<'t> Moves<'t> {
         &mut self,
         index: usize,
         making: &HashSet<u64>,
-        out: &mut impl FnMut(Step) -> Result<()>,
+        out: &mut impl FnMut(MoveStep) -> Result<()>,
     ) -> Result<MoverWait> {
         let (node, is_dir, to) = {
             let mover = &mut self.movers[index];
@@ -383,7 +383,7 @@ impl<'t> Moves<'t> {
     }
 
     /// Whether a new directory or a new directory above it is in `making`.
-    fn is_being_made(&self, dir: Node, making: &HashSet<u64>) -> Result<bool> {
+    fn is_being_made(&self, dir: MoveNode, making: &HashSet<u64>) -> Result<bool> {
         let mut at = dir;
         for _ in 0..DEPTH_MAX {
             if !at.is_new || self.made.contains(&at.ino) {
@@ -401,7 +401,7 @@ impl<'t> Moves<'t> {
         &mut self,
         dir: u64,
         making: &mut HashSet<u64>,
-        out: &mut impl FnMut(Step) -> Result<()>,
+        out: &mut impl FnMut(MoveStep) -> Result<()>,
     ) -> Result<MoverWait> {
         if self.made.contains(&dir) {
             return Ok(MoverWait::Nothing);
@@ -415,20 +415,20 @@ impl<'t> Moves<'t> {
             }
             return Ok(MoverWait::For(Task::Make(parent.ino)));
         }
-        let node = Node { ino: dir, is_new: true };
+        let node = MoveNode { ino: dir, is_new: true };
         let place = NamePlace { parent, name: link.name };
         if let Some(wait) = self.wait_for_name(&place, node, out)? {
             return Ok(wait);
         }
         self.places.insert(node, place);
         let path = self.path(node)?;
-        out(Step { change: NameChange::Mkdir(path, dir), touched: touched([parent]) })?;
+        out(MoveStep { change: NameChange::Mkdir(path, dir), touched: touched([parent]) })?;
         self.made.insert(dir);
         making.remove(&dir);
         Ok(MoverWait::Nothing)
     }
 
-    fn step_clear(&mut self, dir: u64, out: &mut impl FnMut(Step) -> Result<()>) -> Result<MoverWait> {
+    fn step_clear(&mut self, dir: u64, out: &mut impl FnMut(MoveStep) -> Result<()>) -> Result<MoverWait> {
         let Some(late) = self.late.get_mut(&dir) else { return Ok(MoverWait::Nothing) };
         if late.is_orphan {
             return Ok(MoverWait::Nothing);
@@ -450,7 +450,7 @@ impl<'t> Moves<'t> {
             if is_begun {
                 // A mover or directory in this directory is waiting already (a cycle), so this directory itself gets a
                 // temporary name.
-                self.orphan(Node { ino: dir, is_new: false }, out)?;
+                self.orphan(MoveNode { ino: dir, is_new: false }, out)?;
                 return Ok(MoverWait::Nothing);
             }
             let task = self.index.get(&child).map_or(Task::Clear(child.ino), |mover| Task::Move(*mover));
@@ -463,8 +463,8 @@ impl<'t> Moves<'t> {
     fn wait_for_name(
         &mut self,
         place: &NamePlace,
-        node: Node,
-        out: &mut impl FnMut(Step) -> Result<()>,
+        node: MoveNode,
+        out: &mut impl FnMut(MoveStep) -> Result<()>,
     ) -> Result<Option<MoverWait>> {
         let Some(occupant) = self.occupants.get(place).copied().filter(|occupant| *occupant != node) else {
             return Ok(None);
@@ -484,7 +484,7 @@ impl<'t> Moves<'t> {
 
     /// The mover that has to leave before `node` can move into `parent`; `None` if `parent` does not lie in `node`.
     #[allow(clippy::arithmetic_side_effects, reason = "a count of names or directories in memory")]
-    fn below_itself(&self, node: Node, parent: Node) -> Result<Option<Node>> {
+    fn below_itself(&self, node: MoveNode, parent: MoveNode) -> Result<Option<MoveNode>> {
         let mut first = None;
         let mut at = parent;
         let mut depth = 0;
@@ -506,7 +506,7 @@ impl<'t> Moves<'t> {
         Ok(None)
     }
 
-    fn rename(&mut self, node: Node, to: NamePlace, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
+    fn rename(&mut self, node: MoveNode, to: NamePlace, out: &mut impl FnMut(MoveStep) -> Result<()>) -> Result<()> {
         let from_path = self.path(node)?;
         let from = self.place(node)?;
         self.occupants.remove(&from);
@@ -517,7 +517,7 @@ impl<'t> Moves<'t> {
             self.paths.clear();
         }
         let to_path = self.path(node)?;
-        out(Step { change: NameChange::Rename(from_path, to_path), touched: touched([from.parent, to.parent]) })?;
+        out(MoveStep { change: NameChange::Rename(from_path, to_path), touched: touched([from.parent, to.parent]) })?;
         match self.left(from.parent) {
             Some(empty) => self.remove_late(empty, out),
             None => Ok(()),
@@ -526,7 +526,7 @@ impl<'t> Moves<'t> {
 
     /// Gives a directory or mover a temporary name (M1).
     #[allow(clippy::arithmetic_side_effects, reason = "a count of names or directories in memory")]
-    fn orphan(&mut self, node: Node, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
+    fn orphan(&mut self, node: MoveNode, out: &mut impl FnMut(MoveStep) -> Result<()>) -> Result<()> {
         match self.index.get(&node).copied() {
             Some(mover) => self.movers[mover].state = MoverState::Orphan,
             None => {
@@ -543,23 +543,23 @@ impl<'t> Moves<'t> {
                 break name;
             }
         };
-        let place = NamePlace { parent: Node { ino: Ino::ROOT_DIR.0, is_new: false }, name };
+        let place = NamePlace { parent: MoveNode { ino: Ino::ROOT_DIR.0, is_new: false }, name };
         self.occupants.insert(place.clone(), node);
         self.rename(node, place, out)
     }
 
-    fn place(&self, node: Node) -> Result<NamePlace> {
+    fn place(&self, node: MoveNode) -> Result<NamePlace> {
         if let Some(place) = self.places.get(&node) {
             return Ok(place.clone());
         }
         let link = if node.is_new { self.new.first_link(node.ino)? } else { self.old.first_link(node.ino)? };
         let parent =
-            if node.is_new { self.node_of_new(link.parent)? } else { Node { ino: link.parent, is_new: false } };
+            if node.is_new { self.node_of_new(link.parent)? } else { MoveNode { ino: link.parent, is_new: false } };
         Ok(NamePlace { parent, name: link.name })
     }
 
     /// The current path of a directory or mover.
-    fn path(&mut self, node: Node) -> Result<Vec<u8>> {
+    fn path(&mut self, node: MoveNode) -> Result<Vec<u8>> {
         let mut names = Vec::new();
         let mut at = node;
         let mut path = loop {
@@ -588,7 +588,7 @@ impl<'t> Moves<'t> {
 }
 
 /// The directories among `parents` that both trees have; their times change.
-fn touched(parents: impl IntoIterator<Item = Node>) -> Vec<u64> {
+fn touched(parents: impl IntoIterator<Item = MoveNode>) -> Vec<u64> {
     parents.into_iter().filter(|parent| !parent.is_new).map(|parent| parent.ino).collect()
 }
 

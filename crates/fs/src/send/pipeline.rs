@@ -35,7 +35,7 @@ use crate::error::{Error, Result};
 
 /// A part of a data extent that will be sent as a file's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Source {
+pub(super) struct DataSource {
     /// Address of the extent.
     pub(super) bytenr: Logical,
     /// Length of the extent on disk.
@@ -56,7 +56,7 @@ pub(super) struct Data {
     /// Offset in the file.
     pub(super) at: u64,
     pub(super) len: u64,
-    pub(super) source: Source,
+    pub(super) source: DataSource,
     /// Whether the extent is sent in its compressed form.
     pub(super) encoded: bool,
 }
@@ -99,7 +99,7 @@ enum SlotWork {
 struct StreamSlot(Mutex<SlotWork>);
 
 #[derive(Default)]
-struct Queue {
+struct PipelineQueue {
     /// All slots in the order of the stream, each with its number of bytes.
     slots: VecDeque<(Arc<StreamSlot>, u64)>,
     /// Slots that no reader has taken yet.
@@ -113,7 +113,7 @@ struct Queue {
 struct SendShared<'e> {
     engine: &'e Engine,
     version: StreamVersion,
-    queue: Mutex<Queue>,
+    queue: Mutex<PipelineQueue>,
     /// Notified when a slot can be read.
     unread: Condvar,
     /// Notified when the first slot is ready.
@@ -151,7 +151,7 @@ impl<'p> Pipeline<'p, '_> {
         };
         let nr_readers = thread::available_parallelism().map_or(2, usize::from).clamp(1, READERS_MAX);
         let walked = thread::scope(|scope| {
-            let _end = EndOnDrop(&shared);
+            let _end = EndPipeline(&shared);
             for _ in 0..nr_readers {
                 scope.spawn(|| shared.read_all());
             }
@@ -267,14 +267,14 @@ impl<'p> Pipeline<'p, '_> {
 /// Whether `next` continues `last` in the extent, so that one read serves both.
 fn is_continued(last: &Data, next: &Data) -> bool {
     let (one, other) = (&last.source, &next.source);
-    let is_plain = |source: &Source| source.compression == Compression::None;
+    let is_plain = |source: &DataSource| source.compression == Compression::None;
     let starts = |data: &Data| data.source.bytenr.0 + data.source.offset;
     is_plain(one) && is_plain(other) && one.verify == other.verify && starts(last) + last.len == starts(next)
 }
 
 impl SendShared<'_> {
     fn read_all(&self) {
-        let _fail = FailOnUnwind(self);
+        let _fail = FailPipeline(self);
         loop {
             let mut queue = self.queue.lock();
             let slot = loop {
@@ -412,7 +412,7 @@ impl SendShared<'_> {
     }
 
     /// Reads a part of an extent.
-    fn read_part(&self, source: &Source, out: &mut [u8]) -> Result<()> {
+    fn read_part(&self, source: &DataSource, out: &mut [u8]) -> Result<()> {
         let sectorsize = self.engine.geometry().sectorsize as usize;
         if source.compression != Compression::None {
             let mut packed = vec![0; source.disk_len as usize];
@@ -444,7 +444,7 @@ impl SendShared<'_> {
     }
 
     fn write_all(&self, output: &mut (dyn Write + Send), job: &Job) {
-        let _fail = FailOnUnwind(self);
+        let _fail = FailPipeline(self);
         let mut joined: Vec<u8> = Vec::new();
         loop {
             let (next, is_last) = match self.next_ready() {
@@ -523,7 +523,7 @@ impl SendShared<'_> {
 
 impl Neighbors {
     /// The bytes of a part, if they are among `all`, which are sorted by address.
-    fn part<'n>(all: &'n [Self], source: &Source, len: usize) -> Option<&'n [u8]> {
+    fn part<'n>(all: &'n [Self], source: &DataSource, len: usize) -> Option<&'n [u8]> {
         let plain = (source.compression == Compression::None).then_some(source.bytenr.0 + source.offset)?;
         let read = all.get(all.partition_point(|read| read.start <= plain).checked_sub(1)?)?;
         let at = usize::try_from(plain - read.start).ok()?;
@@ -565,9 +565,9 @@ fn not_encoded(error: EncodeError) -> Error {
 }
 
 /// Ends the pipeline when dropped, also after a panic or an error of the walk.
-struct EndOnDrop<'p, 'e>(&'p SendShared<'e>);
+struct EndPipeline<'p, 'e>(&'p SendShared<'e>);
 
-impl Drop for EndOnDrop<'_, '_> {
+impl Drop for EndPipeline<'_, '_> {
     fn drop(&mut self) {
         self.0.queue.lock().ended = true;
         self.0.notify_all();
@@ -575,9 +575,9 @@ impl Drop for EndOnDrop<'_, '_> {
 }
 
 /// Fails the pipeline if the thread that holds this guard panics, so that no thread waits for it.
-struct FailOnUnwind<'p, 'e>(&'p SendShared<'e>);
+struct FailPipeline<'p, 'e>(&'p SendShared<'e>);
 
-impl Drop for FailOnUnwind<'_, '_> {
+impl Drop for FailPipeline<'_, '_> {
     fn drop(&mut self) {
         if thread::panicking() {
             self.0.fail(Error::Engine(ubtrfs_error::Error::Cancelled));

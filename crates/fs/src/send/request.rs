@@ -15,7 +15,7 @@ use super::sender::Sender;
 use super::tree::SentTree;
 use crate::Fs;
 use crate::error::{Error, Result};
-use crate::subvolume::sends::{Kept, Sending};
+use crate::subvolume::sends::{KeptSubvolumes, Sending};
 use crate::types::SubvolumeInfo;
 
 /// A request to send one or several subvolumes.
@@ -86,7 +86,7 @@ impl Fs {
         &self,
         ids: impl Iterator<Item = RootId> + Clone,
         job: &Job,
-    ) -> Result<(Sending<'_>, Kept<'_>)> {
+    ) -> Result<(Sending<'_>, KeptSubvolumes<'_>)> {
         let sending = self.subvolumes.sends.begin_send(job)?;
         Ok((sending, self.keep_subvolumes(ids)?))
     }

@@ -27,9 +27,9 @@ use ubtrfs_tree::{Diff, ItemChange, NodeSource};
 
 use super::clones::Clones;
 use super::extents::{DataOptions, FileDiff};
-use super::moves::{Moved, Moves, NameChange, Step};
+use super::moves::{MoveResult, MoveStep, Moves, NameChange};
 use super::pipeline::Pipeline;
-use super::tree::{Link, SentTree, is_dir, is_regular, is_same};
+use super::tree::{InodeLink, SentTree, is_dir, is_regular, is_same};
 use crate::Fs;
 use crate::error::Result;
 use crate::inode::xattr::CAPABILITY;
@@ -44,7 +44,7 @@ pub(super) struct Sender<'s, 'p, 'q, 'e> {
     pipeline: &'p mut Pipeline<'q, 'e>,
     clones: Clones<'s>,
     options: DataOptions,
-    moved: Moved,
+    moved: MoveResult,
     times: DirTimes,
     /// Directories of the new tree whose default ACL and compression are sent at the end (S4).
     inherited: Vec<u64>,
@@ -61,13 +61,13 @@ struct SentInode {
     item: InodeItem,
     /// The inode in the old tree, if both trees have this inode.
     old: Option<InodeItem>,
-    links: Vec<Link>,
+    links: Vec<InodeLink>,
     links_changed: bool,
     /// Set when the first item after the names is reached.
-    begun: Option<Begun>,
+    begun: Option<BegunInode>,
 }
 
-struct Begun {
+struct BegunInode {
     path: Arc<[u8]>,
     file: Option<FileDiff>,
     /// Whether a command that changes the inode's times was sent.
@@ -92,7 +92,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
             pipeline,
             clones,
             options,
-            moved: Moved::default(),
+            moved: MoveResult::default(),
             times: DirTimes::default(),
             inherited: Vec::new(),
             bared: HashSet::new(),
@@ -120,7 +120,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         let mut diff = Diff::new(new.source(), Some(old.root()), new.root());
         while let Some(change) = diff.next()? {
             let ino = change.key.objectid;
-            let mut out = |step: Step| self.send_step(step, &mut touched);
+            let mut out = |step: MoveStep| self.send_step(step, &mut touched);
             match change.key.item_type {
                 KeyType::INODE_ITEM => {
                     let before = change.old.map(|item| old.decode_inode(&item)).transpose()?.filter(has_name);
@@ -145,7 +145,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         Ok(())
     }
 
-    fn send_step(&mut self, step: Step, touched: &mut HashSet<u64>) -> Result<()> {
+    fn send_step(&mut self, step: MoveStep, touched: &mut HashSet<u64>) -> Result<()> {
         if let (NameChange::Mkdir(path, _), Some(parent)) = (&step.change, step.touched.first()) {
             let end = path.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
             self.bare(*parent, &path[..end], false)?;
@@ -268,7 +268,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         } else {
             None
         };
-        current.begun = Some(Begun { path, file, is_changed, has_new_capability: false, has_inherited: false });
+        current.begun = Some(BegunInode { path, file, is_changed, has_new_capability: false, has_inherited: false });
         Ok(())
     }
 
@@ -322,7 +322,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
     }
 
     /// Adds a name to an inode.
-    fn link(&mut self, link: &Link, target: &[u8]) -> Result<()> {
+    fn link(&mut self, link: &InodeLink, target: &[u8]) -> Result<()> {
         let path = self.new.path_of(link)?;
         self.pipeline.command(&StreamCommand::Link { path: &path, target })?;
         self.touch(link.parent)
@@ -441,7 +441,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
     fn finish(&mut self, mut current: SentInode) -> Result<()> {
         self.begin(&mut current)?;
         let SentInode { ino, item, old, begun, .. } = current;
-        let Some(Begun { path, mut file, mut is_changed, has_new_capability, has_inherited }) = begun else {
+        let Some(BegunInode { path, mut file, mut is_changed, has_new_capability, has_inherited }) = begun else {
             return Ok(());
         };
         let mut data_changed = false;

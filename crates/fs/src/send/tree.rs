@@ -21,7 +21,7 @@ use crate::types::{MAX_SIZE, mode};
 
 /// A name of an inode.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Link {
+pub(super) struct InodeLink {
     /// The directory.
     pub(super) parent: u64,
     pub(super) name: Vec<u8>,
@@ -132,7 +132,7 @@ impl SentTree {
     }
 
     /// Appends the names of an item of type `INODE_REF` or `INODE_EXTREF` (T1).
-    pub(super) fn add_links(&self, key: &Key, item: &[u8], links: &mut Vec<Link>) -> Result<()> {
+    pub(super) fn add_links(&self, key: &Key, item: &[u8], links: &mut Vec<InodeLink>) -> Result<()> {
         if key.objectid == Ino::ROOT_DIR.0 {
             // The root directory refers to itself by the name "..".
             return Ok(());
@@ -141,10 +141,10 @@ impl SentTree {
         let corrupt = |cause| self.corrupt(cause);
         if key.item_type == KeyType::INODE_REF {
             let refs = InodeRef::decode_all(item).map_err(corrupt)?;
-            links.extend(refs.into_iter().map(|link| Link { parent: key.offset, name: link.name }));
+            links.extend(refs.into_iter().map(|link| InodeLink { parent: key.offset, name: link.name }));
         } else {
             let refs = InodeExtref::decode_all(item).map_err(corrupt)?;
-            links.extend(refs.into_iter().map(|link| Link { parent: link.parent, name: link.name }));
+            links.extend(refs.into_iter().map(|link| InodeLink { parent: link.parent, name: link.name }));
         }
         if links.iter().skip(first).any(|link| !is_entry_name(&link.name)) {
             return Err(self.wrong("name of inode", key.objectid, "expected no slash, zero byte, '.' or '..'"));
@@ -153,7 +153,7 @@ impl SentTree {
     }
 
     /// All names of an inode, sorted.
-    pub(super) fn links(&self, ino: u64) -> Result<Vec<Link>> {
+    pub(super) fn links(&self, ino: u64) -> Result<Vec<InodeLink>> {
         let mut links = Vec::new();
         let start = Key::new(ino, KeyType::INODE_REF, 0);
         let end = Key::new(ino, KeyType::INODE_EXTREF, u64::MAX);
@@ -163,7 +163,7 @@ impl SentTree {
     }
 
     /// The first name of an inode other than the root directory.
-    pub(super) fn first_link(&self, ino: u64) -> Result<Link> {
+    pub(super) fn first_link(&self, ino: u64) -> Result<InodeLink> {
         let mut links = Vec::new();
         let start = Key::new(ino, KeyType::INODE_REF, 0);
         let end = Key::new(ino, KeyType::INODE_EXTREF, u64::MAX);
@@ -201,7 +201,7 @@ impl SentTree {
     }
 
     /// The path of a name.
-    pub(super) fn path_of(&self, link: &Link) -> Result<Vec<u8>> {
+    pub(super) fn path_of(&self, link: &InodeLink) -> Result<Vec<u8>> {
         let mut path = self.dir_path(link.parent)?.to_vec();
         push_name(&mut path, &link.name);
         Ok(path)

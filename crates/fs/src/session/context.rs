@@ -35,7 +35,7 @@ pub(crate) struct Context {
 
 /// What metadata is reserved for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Purpose {
+pub(crate) enum MetadataPurpose {
     /// About this number of item changes.
     Change(usize),
     /// This number of item changes that free space. They may use space that the engine keeps free for such changes.
@@ -109,16 +109,16 @@ impl Context {
     }
 
     /// Reserves metadata (I1). May flush and commit: the caller must hold no inode lock.
-    pub(crate) fn reserve(&self, purpose: Purpose) -> Result<MetadataReservation<'_>> {
+    pub(crate) fn reserve(&self, purpose: MetadataPurpose) -> Result<MetadataReservation<'_>> {
         lock_rank::check_none_from(Rank::Rename, "I3: a call reserves before it takes the locks of names and inodes");
         self.check_mounted_writable()?;
         self.commits.note_change();
         let reservation = match purpose {
-            Purpose::Change(nr_items) => self.engine.reserve(nr_items),
-            Purpose::Removal(nr_items) => self.engine.reserve_for_removal(nr_items),
-            Purpose::RemovalSteps { most, least } => self.engine.reserve_for_removal_steps(most, least),
-            Purpose::SubvolumeDeletion => self.engine.reserve_for_subvolume_deletion(),
-            Purpose::Snapshot { source, nr_items } => self.engine.reserve_for_snapshot(source, nr_items),
+            MetadataPurpose::Change(nr_items) => self.engine.reserve(nr_items),
+            MetadataPurpose::Removal(nr_items) => self.engine.reserve_for_removal(nr_items),
+            MetadataPurpose::RemovalSteps { most, least } => self.engine.reserve_for_removal_steps(most, least),
+            MetadataPurpose::SubvolumeDeletion => self.engine.reserve_for_subvolume_deletion(),
+            MetadataPurpose::Snapshot { source, nr_items } => self.engine.reserve_for_snapshot(source, nr_items),
         };
         Ok(reservation?)
     }

@@ -20,16 +20,16 @@ use crate::Fs;
 use crate::error::{Error, Result};
 use crate::inode::acl::Acl;
 use crate::inode::location::root_tree;
-use crate::items::dir_item::{self, HashedName, ItemChange, NameSlot};
+use crate::items::dir_item::{self, HashedName, NameSlot, PlannedChange};
 use crate::items::quota_blocks;
 use crate::namei::create::{check_dir_takes_names, entry_changed, inherited, new_item, next_index};
-use crate::session::context::Purpose;
+use crate::session::context::MetadataPurpose;
 use crate::subvolume::list::default_subvolume;
 use crate::types::{Caller, InodeId, mode};
 
 /// The properties of a new subvolume, apart from its content.
 #[derive(Debug)]
-pub(crate) struct Kind<'q> {
+pub(crate) struct SubvolumeProperties<'q> {
     /// Quota groups that the subvolume's own group joins.
     pub(crate) qgroups: &'q [QgroupId],
     /// Limits of the subvolume's own group.
@@ -67,7 +67,7 @@ impl Fs {
         qgroups: &[QgroupId],
         limit: Option<QgroupLimit>,
     ) -> Result<InodeId> {
-        self.create_subvolume_for(dir, name, caller, Kind { qgroups, limit, stransid: NOT_RECEIVED })
+        self.create_subvolume_for(dir, name, caller, SubvolumeProperties { qgroups, limit, stransid: NOT_RECEIVED })
     }
 
     /// Creates, as [`Self::create_subvolume_in`] does, a subvolume into which a stream will be received.
@@ -76,12 +76,12 @@ impl Fs {
         dir: InodeId,
         name: &[u8],
         caller: &Caller,
-        kind: Kind<'_>,
+        kind: SubvolumeProperties<'_>,
     ) -> Result<InodeId> {
         // Reserve quota for the name in the subvolume that holds the name.
         let _quota = self.engine.reserve_metadata_quota(dir.root, quota_blocks::SUBVOLUME)?;
         let _subvolumes = self.subvolumes.lock();
-        let reservation = self.context.reserve(Purpose::Change(NEW_ITEMS))?;
+        let reservation = self.context.reserve(MetadataPurpose::Change(NEW_ITEMS))?;
         self.make_subvolume(dir, name, kind, reservation, |time, transid, default_acl| {
             let asked = mode::DIRECTORY | 0o777 & !caller.umask;
             let mode = default_acl.map_or(asked, |mut acl| acl.mask_new(asked));
@@ -123,7 +123,8 @@ impl Fs {
         qgroups: &[QgroupId],
         stransid: Generation,
     ) -> Result<InodeId> {
-        let id = self.take_snapshot(source, dir, name, read_only, Kind { qgroups, limit: None, stransid })?;
+        let id =
+            self.take_snapshot(source, dir, name, read_only, SubvolumeProperties { qgroups, limit: None, stransid })?;
         // Unlinked files that are open in the source have no users in the snapshot. As on Linux, unlinked files are
         // deleted from the snapshot at once, even if the snapshot is read-only: a read-only snapshot would keep their
         // space forever.
@@ -141,7 +142,7 @@ impl Fs {
         dir: InodeId,
         name: &[u8],
         read_only: bool,
-        kind: Kind<'_>,
+        kind: SubvolumeProperties<'_>,
     ) -> Result<InodeId> {
         self.subvolume(source)?;
         self.inode_to_change(dir)?;
@@ -153,7 +154,7 @@ impl Fs {
         if self.entered.is_deleted(source) {
             return Err(Error::NotFound);
         }
-        let reservation = self.context.reserve(Purpose::Snapshot { source, nr_items: NEW_ITEMS })?;
+        let reservation = self.context.reserve(MetadataPurpose::Snapshot { source, nr_items: NEW_ITEMS })?;
         race_point();
         let _in_place = self.data.in_place.write();
         self.make_subvolume(dir, name, kind, reservation, |_, _, _| NewContent::SnapshotOf { source, read_only })
@@ -165,7 +166,7 @@ impl Fs {
         &self,
         dir: InodeId,
         name: &[u8],
-        kind: Kind<'_>,
+        kind: SubvolumeProperties<'_>,
         reservation: MetadataReservation<'_>,
         content: impl FnOnce(Timespec, Generation, Option<Acl>) -> NewContent,
     ) -> Result<InodeId> {
@@ -194,7 +195,7 @@ impl Fs {
         // or changes the directory.
         self.engine.make_subvolume(reservation, |transid| {
             state.item.transid = transid;
-            changes.push(ItemChange::Put(dir_inode.item_key(), state.disk_item().encode()));
+            changes.push(PlannedChange::Put(dir_inode.item_key(), state.disk_item().encode()));
             let items = changes.into_iter().map(|change| change.into_item(transid));
             let mut entry: Vec<_> = items.map(|(key, value)| (key, value.map(Into::into))).collect();
             entry.sort_by_key(|(key, _)| *key);
@@ -231,7 +232,7 @@ impl Fs {
         // Running changes may need the change lock, so they end first (I4).
         subvolume.set_read_only(read_only)?;
         let _subvolumes = self.subvolumes.lock();
-        let ready = self.context.reserve(Purpose::Change(2)).and_then(|reservation| {
+        let ready = self.context.reserve(MetadataPurpose::Change(2)).and_then(|reservation| {
             if read_only {
                 self.flush_tagged(Some(id))?;
             }
@@ -265,7 +266,7 @@ impl Fs {
         let _changing = self.context.begin_change()?;
         let _subvolumes = self.subvolumes.lock();
         self.subvolume(id)?;
-        let reservation = self.context.reserve(Purpose::Change(1))?;
+        let reservation = self.context.reserve(MetadataPurpose::Change(1))?;
         let roots = root_tree(&self.engine)?;
         let dir = self.engine.superblock().root_dir_objectid;
         let key = Key::new(dir, KeyType::DIR_ITEM, name_hash(DEFAULT));
@@ -277,7 +278,7 @@ impl Fs {
         entries.push(DirItem { location, transid, file_type, name, data: Vec::new() });
         self.engine.note_default_subvolume();
         let op = self.engine.begin(reservation);
-        dir_item::put_changes(&op, &roots, vec![ItemChange::PutEntries(key, entries)]);
+        dir_item::put_changes(&op, &roots, vec![PlannedChange::PutEntries(key, entries)]);
         drop(op);
         Ok(self.engine.commit()?)
     }

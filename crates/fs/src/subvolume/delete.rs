@@ -21,7 +21,7 @@ use crate::inode::xattr::check_may_change;
 use crate::items::dir_item;
 use crate::namei::create::entry_changed;
 use crate::namei::link::{Locked, check_empty, check_may_remove};
-use crate::session::context::Purpose;
+use crate::session::context::MetadataPurpose;
 use crate::types::InodeId;
 
 impl Fs {
@@ -70,7 +70,7 @@ impl Fs {
             if expected.is_some_and(|expected| expected != id) {
                 return Err(Error::NotFound);
             }
-            let reservation = self.context.reserve(Purpose::SubvolumeDeletion)?;
+            let reservation = self.context.reserve(MetadataPurpose::SubvolumeDeletion)?;
             self.check_may_delete(id)?;
             let subvolume = self.subvolume(id)?;
             let root_dir = self.inode(InodeId { root: id, ino: Ino::ROOT_DIR })?;

@@ -67,7 +67,7 @@ fn resolve(engine: &Engine, path: &[u8]) -> Result<RootId> {
 
 /// A subvolume in the root tree.
 #[derive(Debug)]
-struct Root {
+struct ListedRoot {
     id: RootId,
     item: RootItem,
     place: Option<SubvolumePlace>,
@@ -114,7 +114,7 @@ impl KnownPaths {
 
 /// Which subvolumes to list.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Listed {
+enum ListedSubvolumes {
     Living,
     Deleted,
 }
@@ -134,33 +134,33 @@ impl Fs {
     /// The subvolumes whose ids are at least `from`, in the order of their ids: at most `limit`, and no more than fit
     /// into about 128 KiB. Empty after the last subvolume.
     pub fn subvolumes_from(&self, from: RootId, limit: usize) -> Result<Vec<SubvolumeInfo>> {
-        self.list(from, limit, Listed::Living)
+        self.list(from, limit, ListedSubvolumes::Living)
     }
 
     /// Deleted subvolumes whose space is not free yet, as [`Self::subvolumes_from`]. They have no path and no parent.
     pub fn deleted_subvolumes_from(&self, from: RootId, limit: usize) -> Result<Vec<SubvolumeInfo>> {
-        self.list(from, limit, Listed::Deleted)
+        self.list(from, limit, ListedSubvolumes::Deleted)
     }
 
-    fn list(&self, from: RootId, limit: usize, wanted: Listed) -> Result<Vec<SubvolumeInfo>> {
+    fn list(&self, from: RootId, limit: usize, wanted: ListedSubvolumes) -> Result<Vec<SubvolumeInfo>> {
         let mut list = Vec::new();
         let mut len_bytes = 0_usize;
         let mut known = KnownPaths::default();
         let mut next = Some(from);
         while let Some(from) = next {
             let (found, rest) = self.roots_from(from)?;
-            for Root { id, item, place } in found {
+            for ListedRoot { id, item, place } in found {
                 let item = self.engine.loaded_root_item(id).unwrap_or(item);
                 let is_living = item.refs > 0 && !self.entered.is_deleted(id);
-                if is_living != (wanted == Listed::Living) {
+                if is_living != (wanted == ListedSubvolumes::Living) {
                     continue;
                 }
                 if list.len() >= limit || len_bytes >= PAGE_BYTES {
                     return Ok(list);
                 }
                 let info = match wanted {
-                    Listed::Living => self.info_of(id, &item, place, &mut known)?,
-                    Listed::Deleted => info_without_path(id, &item),
+                    ListedSubvolumes::Living => self.info_of(id, &item, place, &mut known)?,
+                    ListedSubvolumes::Deleted => info_without_path(id, &item),
                 };
                 len_bytes = len_bytes.saturating_add(info.path.len()).saturating_add(ENTRY_BYTES);
                 list.push(info);
@@ -172,12 +172,13 @@ impl Fs {
 
     /// Reads some root items of subvolumes with their places, in the order of the ids, the top level first. Also returns
     /// the id to continue from; `None` after the last subvolume.
-    fn roots_from(&self, from: RootId) -> Result<(Vec<Root>, Option<RootId>)> {
+    fn roots_from(&self, from: RootId) -> Result<(Vec<ListedRoot>, Option<RootId>)> {
         let roots = root_tree(&self.engine)?;
         let first = if from <= RootId::FS_TREE { RootId::FS_TREE } else { from.max(RootId(objectid::FIRST_FREE)) };
         let start = Key::new(first.0, KeyType::ROOT_ITEM, 0);
         let end = Key::new(objectid::LAST_FREE, KeyType::ROOT_BACKREF, u64::MAX);
-        let (mut found, mut failure, mut last): (Vec<Root>, Option<Error>, Option<Key>) = (Vec::new(), None, None);
+        let (mut found, mut failure, mut last): (Vec<ListedRoot>, Option<Error>, Option<Key>) =
+            (Vec::new(), None, None);
         let nr_items = roots.visit(&start, &end, ITEMS_AT_ONCE, |key, raw| {
             last = Some(*key);
             let id = RootId(key.objectid);
@@ -190,7 +191,7 @@ impl Fs {
                     Ok(item) if found.last().is_some_and(|root| root.id == id) => {
                         found.last_mut().into_iter().for_each(|root| root.item = item.clone());
                     }
-                    Ok(item) => found.push(Root { id, item, place: None }),
+                    Ok(item) => found.push(ListedRoot { id, item, place: None }),
                     Err(error) => failure = failure.take().or(Some(error)),
                 },
                 KeyType::ROOT_BACKREF => match RootRef::decode(raw).map_err(in_tree(&roots)) {

@@ -12,7 +12,7 @@ use crate::Fs;
 /// The running receives.
 #[derive(Debug, Default)]
 pub(crate) struct Receives {
-    ids: Mutex<HashMap<RootId, Stage>>,
+    ids: Mutex<HashMap<RootId, ReceiveStage>>,
     /// Number of `ids`, which can be read without the lock.
     nr: AtomicUsize,
     /// Wakes the threads that wait for the end of a receive.
@@ -21,7 +21,7 @@ pub(crate) struct Receives {
 
 /// Where a receive stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum ReceiveStage {
     /// Commands may still come.
     Running,
     /// The receive has stopped, and deletes or keeps its subvolume now.
@@ -33,7 +33,7 @@ enum Stage {
 #[derive(Debug)]
 pub(crate) struct ReceivesGuard<'r> {
     receives: &'r Receives,
-    ids: MutexGuard<'r, HashMap<RootId, Stage>>,
+    ids: MutexGuard<'r, HashMap<RootId, ReceiveStage>>,
 }
 
 /// A guard of a receive, which ends when the guard is dropped.
@@ -72,7 +72,7 @@ impl<'r> ReceivesGuard<'r> {
     /// Waits until a receive that has stopped has deleted or kept its subvolume. Returns whether there was such a
     /// receive.
     pub(crate) fn wait_for_end(&mut self, id: RootId) -> bool {
-        let is_ending = |ids: &HashMap<RootId, Stage>| ids.get(&id) == Some(&Stage::Ending);
+        let is_ending = |ids: &HashMap<RootId, ReceiveStage>| ids.get(&id) == Some(&ReceiveStage::Ending);
         let waits = is_ending(&self.ids);
         while is_ending(&self.ids) {
             self.receives.ended.wait(&mut self.ids);
@@ -82,7 +82,7 @@ impl<'r> ReceivesGuard<'r> {
 
     /// Begins to receive a subvolume.
     pub(crate) fn begin(mut self, id: RootId) -> Receiving<'r> {
-        self.ids.insert(id, Stage::Running);
+        self.ids.insert(id, ReceiveStage::Running);
         self.receives.nr.store(self.ids.len(), Ordering::Release);
         Receiving { receives: self.receives, id }
     }
@@ -91,7 +91,7 @@ impl<'r> ReceivesGuard<'r> {
 impl Receiving<'_> {
     /// Notes that the receive has stopped, so that another receive of this name waits for the end.
     pub(crate) fn stop(&self) {
-        self.receives.ids.lock().insert(self.id, Stage::Ending);
+        self.receives.ids.lock().insert(self.id, ReceiveStage::Ending);
     }
 }
 

@@ -16,11 +16,11 @@ use crate::error::{Error, Result};
 use crate::inode::location::{root_ref, root_ref_keys, root_tree};
 use crate::inode::state::Inode;
 use crate::inode::xattr::check_may_change;
-use crate::items::dir_item::{self, HashedName, ItemChange};
+use crate::items::dir_item::{self, HashedName, PlannedChange};
 use crate::namei::create::{Draft, check_dir_takes_names, entry_changed, next_index};
 use crate::namei::link::{Locked, check_empty, check_may_remove, drop_link, inode_changed, plan_unlink};
 use crate::namei::rename::{End, check_arguments, check_no_loop};
-use crate::session::context::Purpose;
+use crate::session::context::MetadataPurpose;
 use crate::types::{Caller, InodeId, RenameFlags};
 
 /// The inode or subvolume that a name leads to.
@@ -89,7 +89,7 @@ impl Fs {
                     self.inode(InodeId::root_of(id))?;
                 }
             }
-            let reservation = self.context.reserve(Purpose::Change(RENAME_ITEMS))?;
+            let reservation = self.context.reserve(MetadataPurpose::Change(RENAME_ITEMS))?;
             let _rename = self.names.lock_renames();
             let (from, to) = (self.end(dir, name)?, self.end(new_dir, new_name)?);
             let source = self.thing(&roots, &from)?.ok_or(Error::NotFound)?;
@@ -252,7 +252,7 @@ impl Fs {
     /// Plans the name that an inode or subvolume from one end of the rename gets at the other end.
     fn plan_arrive(
         &self,
-        changes: &mut Vec<ItemChange>,
+        changes: &mut Vec<PlannedChange>,
         locked: &mut Locked<'_>,
         (from, to): (&End<'_>, &End<'_>),
         thing: &Endpoint,
@@ -287,7 +287,7 @@ impl Fs {
 }
 
 /// Plans the changes that remove a name, and the inode's reference to it.
-fn plan_leave(changes: &mut Vec<ItemChange>, end: &End<'_>, thing: &Endpoint) -> Result<()> {
+fn plan_leave(changes: &mut Vec<PlannedChange>, end: &End<'_>, thing: &Endpoint) -> Result<()> {
     match thing.subvolume {
         Some((_, index)) => dir_item::plan_remove(changes, &end.dir.home.tree, end.dir.id.ino, end.name, index),
         None => plan_unlink(changes, &thing.inode, end.dir.id.ino, end.name),

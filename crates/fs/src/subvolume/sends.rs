@@ -43,7 +43,7 @@ pub(crate) struct Sending<'s>(&'s Sends);
 
 /// A guard that keeps subvolumes as they are (N1), until the guard is dropped.
 #[derive(Debug)]
-pub(crate) struct Kept<'s> {
+pub(crate) struct KeptSubvolumes<'s> {
     sends: &'s Sends,
     ids: Vec<RootId>,
 }
@@ -110,14 +110,14 @@ impl Sends {
     }
 
     /// Keeps subvolumes as they are. The caller makes sure that they are read-only and stay so during the call (N1).
-    fn keep(&self, ids: impl Iterator<Item = RootId>) -> Kept<'_> {
+    fn keep(&self, ids: impl Iterator<Item = RootId>) -> KeptSubvolumes<'_> {
         let mut state = self.state.lock();
         let ids: Vec<RootId> = ids.collect();
         for id in &ids {
             let nr_users = state.kept.entry(*id).or_default();
             *nr_users = nr_users.saturating_add(1);
         }
-        Kept { sends: self, ids }
+        KeptSubvolumes { sends: self, ids }
     }
 
     /// Fails if the subvolume has to stay as it is (N1).
@@ -137,7 +137,7 @@ impl Fs {
     /// # Errors
     ///
     /// [`Error::NotPermitted`] if a subvolume is writable, [`Error::NotFound`] if it is deleted.
-    pub(crate) fn keep_subvolumes(&self, ids: impl Iterator<Item = RootId> + Clone) -> Result<Kept<'_>> {
+    pub(crate) fn keep_subvolumes(&self, ids: impl Iterator<Item = RootId> + Clone) -> Result<KeptSubvolumes<'_>> {
         // Load the subvolumes before the locks below are taken.
         let found = ids.clone().map(|id| self.subvolume(id)).collect::<Result<Vec<_>>>()?;
         // Another thread may be deleting files without names from a new snapshot, which changes even a read-only one.
@@ -157,7 +157,7 @@ impl Fs {
     }
 }
 
-impl Drop for Kept<'_> {
+impl Drop for KeptSubvolumes<'_> {
     fn drop(&mut self) {
         let mut state = self.sends.state.lock();
         for id in &self.ids {

@@ -10,7 +10,7 @@ use ubtrfs_format::Logical;
 use ubtrfs_transaction::lock_rank::{Rank, RankedRwLock};
 
 use crate::inode::buf_pool::BufPool;
-use crate::inode::file_data::{FileData, Run};
+use crate::inode::file_data::{DataRun, FileData};
 use crate::inode::state::Inode;
 use crate::writeback::errors::WritebackErrors;
 use crate::writeback::thread::WritebackThreads;
@@ -143,20 +143,20 @@ impl DataPath {
     }
 
     /// Counts the memory of the runs as being written until the token is dropped.
-    pub(crate) fn start_writing<'r>(&self, runs: impl Iterator<Item = &'r Run>) -> Writing<'_> {
-        let bytes = runs.map(Run::memory_bytes).sum();
+    pub(crate) fn start_writing<'r>(&self, runs: impl Iterator<Item = &'r DataRun>) -> BatchToken<'_> {
+        let bytes = runs.map(DataRun::memory_bytes).sum();
         self.writing_bytes.fetch_add(bytes, Ordering::Relaxed);
-        Writing { data: self, bytes }
+        BatchToken { data: self, bytes }
     }
 }
 
 /// A token for a batch that is being written.
-pub(crate) struct Writing<'d> {
+pub(crate) struct BatchToken<'d> {
     data: &'d DataPath,
     bytes: u64,
 }
 
-impl Drop for Writing<'_> {
+impl Drop for BatchToken<'_> {
     fn drop(&mut self) {
         self.data.writing_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }

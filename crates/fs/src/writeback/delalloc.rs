@@ -32,12 +32,12 @@ use ubtrfs_format::{Generation, RootId};
 use ubtrfs_transaction::lock_rank::WriteGuard;
 use ubtrfs_transaction::{DataReservation, MetadataReservation, QuotaReservation, ReclaimReason, Span, race_point};
 
-use crate::inode::file_data::Run;
+use crate::inode::file_data::DataRun;
 use crate::inode::state::{CompressionProperty, Inode, InodeState};
 use crate::inode::writeback_lock::{BatchGuard, Wait};
 use crate::items::file_extent::{ExtentPlan, extent_key, part_of};
 use crate::writeback::no_flush::NoFlush;
-use crate::writeback::ordered_data::{self, FileUnits, Unit, UnitTarget};
+use crate::writeback::ordered_data::{self, FileUnits, UnitTarget, WritebackUnit};
 use crate::writeback::writeback_job::WritebackJob;
 use crate::{Error, Fs, Result};
 
@@ -227,7 +227,7 @@ impl Fs {
             drop(state);
             if let Some(job) = job {
                 taken += job.bytes;
-                written.end = job.runs.last().map(Run::end);
+                written.end = job.runs.last().map(DataRun::end);
                 jobs.push(Some(job));
                 places.push(index);
             }
@@ -392,7 +392,7 @@ impl Fs {
         }
         ordered_data::compress(&mut batches, self.geometry.sectorsize);
         let result = ordered_data::write_out(&self.engine, &mut batches, reservation, &self.data.hint);
-        let written: Vec<(Vec<Unit>, bool)> =
+        let written: Vec<(Vec<WritebackUnit>, bool)> =
             batches.into_iter().map(|batch| (batch.units, batch.start_failed.into_inner())).collect();
         result?;
         for (job, (units, start_failed)) in jobs.iter_mut().flatten().filter(|job| job.inline.is_none()).zip(written) {
@@ -668,7 +668,7 @@ mod tests {
     use ubtrfs_transaction::Flusher;
 
     use super::*;
-    use crate::file::extent_map::ExtentKind;
+    use crate::file::extent_map::FileExtentKind;
     use crate::{Caller, MountOptions, NewInode};
 
     #[test]
@@ -684,10 +684,10 @@ mod tests {
             let how = BatchMode { wait: Wait::ForAll, may_inline: false };
             let written = fs.write_batch(&[fs.inode(id).unwrap()], 0..u64::MAX, BATCH_BYTES, how).unwrap();
             assert!(written.failure.is_none() && !written.retry && written.bytes > 0);
-            assert_eq!(kinds(), [ExtentKind::Data]);
+            assert_eq!(kinds(), [FileExtentKind::Data]);
             fs.write(id, 0, &[round + 10; 100]).unwrap();
             fs.fsync(id, false).unwrap();
-            assert_eq!(kinds(), [ExtentKind::Inline], "inline again once it is at rest");
+            assert_eq!(kinds(), [FileExtentKind::Inline], "inline again once it is at rest");
         }
         fs.write(id, 0, &[9; 50]).unwrap();
         let how = BatchMode { wait: Wait::ForAll, may_inline: false };

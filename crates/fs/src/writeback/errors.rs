@@ -38,14 +38,14 @@ pub(crate) struct WritebackErrors {
 
 #[derive(Debug, Default)]
 struct FailureTable {
-    files: HashMap<InodeId, Failure>,
+    files: HashMap<InodeId, WritebackFailure>,
     /// The number of the last failure that was reported to each descriptor.
     reported: HashMap<Descriptor, u64>,
 }
 
 /// The last failure of a file.
 #[derive(Debug)]
-struct Failure {
+struct WritebackFailure {
     at: u64,
     errno: i32,
     /// Whether the failure was reported to a descriptor.
@@ -63,7 +63,7 @@ impl WritebackErrors {
             state.files.retain(|_, failure| failure.is_failing || !failure.is_seen);
         }
         let at = self.clock.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        let failure = Failure { at, errno: error.errno(), is_seen: false, is_failing: true };
+        let failure = WritebackFailure { at, errno: error.errno(), is_seen: false, is_failing: true };
         let was_failing = state.files.insert(id, failure).is_some_and(|old| old.is_failing);
         if !was_failing {
             self.nr_failing.fetch_add(1, Ordering::Release);

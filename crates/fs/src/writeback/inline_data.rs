@@ -6,7 +6,7 @@ use ubtrfs_format::node::item_len_max;
 
 use crate::Fs;
 use crate::compression;
-use crate::inode::file_data::Run;
+use crate::inode::file_data::DataRun;
 use crate::inode::state::InodeState;
 use crate::writeback::delalloc::IN_PLACE;
 use crate::writeback::ordered_data::Policy;
@@ -33,7 +33,7 @@ impl InlineData {
 
 impl Fs {
     /// Returns the file's data as an inline extent, if `runs` hold the whole file and the file is small enough.
-    pub(crate) fn inline_data(&self, state: &InodeState, runs: &[Run], policy: &Policy) -> Option<InlineData> {
+    pub(crate) fn inline_data(&self, state: &InodeState, runs: &[DataRun], policy: &Policy) -> Option<InlineData> {
         let size = state.item.size;
         let sectorsize = u64::from(self.geometry.sectorsize);
         let [run] = runs else { return None };

@@ -26,8 +26,8 @@ use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody};
 use ubtrfs_transaction::{DataExtent, DataReservation, Engine, FilesystemGeometry};
 
 use crate::Result;
-use crate::compression::{self, MAX_UNCOMPRESSED, Method};
-use crate::inode::file_data::Run;
+use crate::compression::{self, CompressionMethod, MAX_UNCOMPRESSED};
+use crate::inode::file_data::DataRun;
 use crate::items::file_extent::{ExtentAt, whole_extent};
 
 /// The largest extent that writeback makes.
@@ -37,7 +37,7 @@ pub(crate) const MAX_EXTENT: u64 = 128 << 20;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Policy {
     /// Compress with this method.
-    pub compress: Option<Method>,
+    pub compress: Option<CompressionMethod>,
     /// Compress even data that does not look compressible. Do not set `NOCOMPRESS` if compressing the file's start
     /// saves no space.
     pub force: bool,
@@ -47,7 +47,7 @@ pub(crate) struct Policy {
 
 /// A part of a run. A unit becomes one new extent, or goes into one existing extent (I2).
 #[derive(Debug)]
-pub(crate) struct Unit {
+pub(crate) struct WritebackUnit {
     /// The index of the unit's run in [`FileUnits::runs`].
     pub run: usize,
     /// The unit's range in the file.
@@ -69,7 +69,7 @@ pub(crate) enum UnitTarget {
     InPlace { at: ExtentAt },
 }
 
-impl Unit {
+impl WritebackUnit {
     /// Bytes on disk.
     pub(crate) fn disk_len(&self) -> u64 {
         match &self.target {
@@ -118,7 +118,7 @@ impl Unit {
     }
 
     /// The bytes that are written to disk.
-    fn slices<'a>(&'a self, run: &'a Run) -> Vec<&'a [u8]> {
+    fn slices<'a>(&'a self, run: &'a DataRun) -> Vec<&'a [u8]> {
         match &self.target {
             UnitTarget::Compressed { bytes, .. } => vec![bytes],
             UnitTarget::Plain { .. } | UnitTarget::InPlace { .. } => run.pieces(self.range.clone()),
@@ -127,7 +127,7 @@ impl Unit {
 }
 
 /// Cuts ranges of runs into units, each small enough for one extent, or for one compressed extent.
-pub(crate) fn cut(ranges: &[(usize, Range<u64>)], policy: &Policy) -> Vec<Unit> {
+pub(crate) fn cut(ranges: &[(usize, Range<u64>)], policy: &Policy) -> Vec<WritebackUnit> {
     let most = if policy.compress.is_some() { MAX_UNCOMPRESSED as u64 } else { MAX_EXTENT };
     let mut units = Vec::with_capacity(ranges.len());
     for (run, range) in ranges {
@@ -135,7 +135,7 @@ pub(crate) fn cut(ranges: &[(usize, Range<u64>)], policy: &Policy) -> Vec<Unit> 
         while at < range.end {
             let end = range.end.min(at + most);
             let target = UnitTarget::Plain { bytenr: Logical(0) };
-            units.push(Unit { run: *run, range: at..end, target, csums: Vec::new() });
+            units.push(WritebackUnit { run: *run, range: at..end, target, csums: Vec::new() });
             at = end;
         }
     }
@@ -179,9 +179,9 @@ pub(crate) fn compress(batches: &mut [FileUnits<'_>], sectorsize: u32) {
 
 /// One unit to compress.
 struct CompressJob<'b, 'r> {
-    runs: &'r [Run],
-    unit: &'b mut Unit,
-    method: Method,
+    runs: &'r [DataRun],
+    unit: &'b mut WritebackUnit,
+    method: CompressionMethod,
     force: bool,
     start_failed: &'b AtomicBool,
 }
@@ -213,7 +213,13 @@ enum CompressResult {
     NotTried,
 }
 
-fn compress_unit(run: &Run, range: &Range<u64>, method: Method, force: bool, sectorsize: u32) -> CompressResult {
+fn compress_unit(
+    run: &DataRun,
+    range: &Range<u64>,
+    method: CompressionMethod,
+    force: bool,
+    sectorsize: u32,
+) -> CompressResult {
     let sectorsize = sectorsize as usize;
     let len = (range.end - range.start) as usize;
     if len <= sectorsize {
@@ -242,8 +248,8 @@ fn compress_unit(run: &Run, range: &Range<u64>, method: Method, force: bool, sec
 }
 
 /// Joins adjacent units that are not compressed into larger extents.
-fn join_plain(units: Vec<Unit>) -> Vec<Unit> {
-    let mut joined: Vec<Unit> = Vec::with_capacity(units.len());
+fn join_plain(units: Vec<WritebackUnit>) -> Vec<WritebackUnit> {
+    let mut joined: Vec<WritebackUnit> = Vec::with_capacity(units.len());
     for unit in units {
         if let Some(last) = joined.last_mut()
             && last.run == unit.run
@@ -263,9 +269,9 @@ fn join_plain(units: Vec<Unit>) -> Vec<Unit> {
 #[derive(Debug)]
 pub(crate) struct FileUnits<'r> {
     /// The runs that units refer to by index.
-    pub runs: &'r [Run],
+    pub runs: &'r [DataRun],
     /// The units.
-    pub units: Vec<Unit>,
+    pub units: Vec<WritebackUnit>,
     /// The rules for writing the units.
     pub policy: Policy,
     /// Set if compressing the start of the file saved less than a sector.
@@ -302,12 +308,12 @@ fn allocate(
 ) -> Result<Option<Logical>> {
     let sectorsize = u64::from(engine.geometry().sectorsize);
     let mut wanted: u64 =
-        batches.iter().flat_map(|batch| &batch.units).filter(|unit| unit.is_new()).map(Unit::disk_len).sum();
+        batches.iter().flat_map(|batch| &batch.units).filter(|unit| unit.is_new()).map(WritebackUnit::disk_len).sum();
     // The unused rest of the last allocation.
     let mut free: Range<u64> = 0..0;
     for batch in batches {
         let mut units = Vec::with_capacity(batch.units.len());
-        let mut waiting: Vec<Unit> = std::mem::take(&mut batch.units);
+        let mut waiting: Vec<WritebackUnit> = std::mem::take(&mut batch.units);
         waiting.reverse();
         while let Some(mut unit) = waiting.pop() {
             if !unit.is_new() {
@@ -342,7 +348,7 @@ fn allocate(
                 // The allocated space ends inside the unit, most often because free space is fragmented. So cut the
                 // unit in two.
                 let middle = unit.range.start + room;
-                waiting.push(Unit {
+                waiting.push(WritebackUnit {
                     run: unit.run,
                     range: middle..unit.range.end,
                     target: UnitTarget::Plain { bytenr: Logical(0) },
@@ -415,7 +421,7 @@ fn flush(engine: &Engine, pending: &mut Vec<IoSlice<'_>>, range: &Range<u64>, ve
 }
 
 /// Cuts a written unit into two consecutive extents. Returns false if that is impossible.
-pub(crate) fn halve(units: &mut Vec<Unit>, index: usize, geometry: FilesystemGeometry) -> bool {
+pub(crate) fn halve(units: &mut Vec<WritebackUnit>, index: usize, geometry: FilesystemGeometry) -> bool {
     let unit = &mut units[index];
     let (start, sectorsize) = (unit.range.start, u64::from(geometry.sectorsize));
     let nr_sectors = (unit.range.end - start) / sectorsize / 2;
@@ -429,7 +435,7 @@ pub(crate) fn halve(units: &mut Vec<Unit>, index: usize, geometry: FilesystemGeo
         false => unit.csums.split_off(nr_sectors as usize * geometry.csum_type.size()),
     };
     let target = UnitTarget::Plain { bytenr: Logical(bytenr.0 + len) };
-    let second = Unit { run: unit.run, range: start + len..unit.range.end, target, csums };
+    let second = WritebackUnit { run: unit.run, range: start + len..unit.range.end, target, csums };
     unit.range.end = start + len;
     units.insert(index + 1, second);
     true

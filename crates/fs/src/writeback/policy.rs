@@ -4,7 +4,7 @@
 use ubtrfs_format::item::{Compression, InodeFlags};
 
 use crate::Fs;
-use crate::compression::Method;
+use crate::compression::CompressionMethod;
 use crate::inode::state::{CompressionProperty, InodeState};
 use crate::writeback::ordered_data::Policy;
 
@@ -22,15 +22,15 @@ impl Fs {
         }
         let option = self.options.compress;
         let force = option.is_some_and(|option| option.force);
-        let by_option = option.map(|option| Method { kind: option.kind, level: option.level });
+        let by_option = option.map(|option| CompressionMethod { kind: option.kind, level: option.level });
         let compress = match state.compression {
             _ if flags.contains(InodeFlags::NOCOMPRESS) && !force => None,
             CompressionProperty::Method(kind) => Some(match by_option {
                 Some(method) if method.kind == kind => method,
-                _ => Method { kind, level: 0 },
+                _ => CompressionMethod { kind, level: 0 },
             }),
             CompressionProperty::Unset if flags.contains(InodeFlags::COMPRESS) => {
-                Some(by_option.unwrap_or(Method { kind: Compression::Zlib, level: 0 }))
+                Some(by_option.unwrap_or(CompressionMethod { kind: Compression::Zlib, level: 0 }))
             }
             CompressionProperty::Unset => by_option,
         };

@@ -10,19 +10,19 @@ use ubtrfs_format::Logical;
 use ubtrfs_format::item::{Compression, FileExtentBody};
 use ubtrfs_transaction::{DataReservation, FilesystemGeometry, QuotaReservation, TransHandle, race_point};
 
-use crate::inode::file_data::Run;
+use crate::inode::file_data::DataRun;
 use crate::inode::state::Inode;
 use crate::inode::writeback_lock::BatchGuard;
 use crate::items::file_extent::{ExtentAt, extents_in};
 use crate::writeback::inline_data::InlineData;
-use crate::writeback::ordered_data::{self, Policy, Unit, UnitTarget};
+use crate::writeback::ordered_data::{self, Policy, UnitTarget, WritebackUnit};
 use crate::{Fs, Result};
 
 /// Data of one inode under writeback.
 pub(super) struct WritebackJob<'i> {
     pub(super) inode: &'i Arc<Inode>,
-    pub(super) runs: Vec<Run>,
-    pub(super) units: Vec<Unit>,
+    pub(super) runs: Vec<DataRun>,
+    pub(super) units: Vec<WritebackUnit>,
     /// Number of units whose items were put. These are the first units of the job.
     pub(super) nr_put: usize,
     pub(super) bytes: u64,
@@ -114,7 +114,7 @@ impl WritebackJob<'_> {
         run: usize,
         range: Range<u64>,
         new: &mut Vec<(usize, Range<u64>)>,
-        in_place: &mut Vec<Unit>,
+        in_place: &mut Vec<WritebackUnit>,
     ) -> Result<()> {
         assert!(self.guard.is_exclusive(), "I1: a batch that shares the writeback lock writes in place");
         let inode = self.inode;
@@ -129,7 +129,7 @@ impl WritebackJob<'_> {
                 let part = at.start.max(range.start)..at.end.min(range.end);
                 if self.may_write_into(fs, &at)? {
                     push_range(new, run, from..part.start);
-                    in_place.push(Unit {
+                    in_place.push(WritebackUnit {
                         run,
                         range: part.clone(),
                         target: UnitTarget::InPlace { at },

@@ -10,7 +10,7 @@ use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::item::{Compression, Timespec};
 use ubtrfs_format::superblock::{CompatRo, Incompat};
 use ubtrfs_fs::{
-    Caller, CompressSpec, ExtentKind, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, SeekWhence, SetAttr,
+    Caller, CompressSpec, FallocateMode, FileExtentKind, Fs, InodeId, Job, MountOptions, NewInode, SeekWhence, SetAttr,
     SetTime, XattrFlags,
 };
 use ubtrfs_mkfs::MkfsOptions;
@@ -420,7 +420,8 @@ fn a_file_of_one_sector_is_inline_only_if_it_is_compressed() {
         let file = fs.create(fs.root(), b"file", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
         fs.write(file, 0, &[7; 4096]).unwrap();
         fs.sync().unwrap();
-        let kinds: Vec<_> = fs.extents(file).unwrap().iter().map(|extent| extent.kind == ExtentKind::Inline).collect();
+        let kinds: Vec<_> =
+            fs.extents(file).unwrap().iter().map(|extent| extent.kind == FileExtentKind::Inline).collect();
         assert_eq!(kinds, [is_inline]);
         fs.close().unwrap();
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ubtrfs_format::item::Compression;
 use ubtrfs_format::{Ino, RootId};
-use ubtrfs_fs::{Caller, CompressSpec, Defragment, ExtentKind, Fs, InodeId, Job, NewInode};
+use ubtrfs_fs::{Caller, CompressSpec, Defragment, FileExtentKind, Fs, InodeId, Job, NewInode};
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability};
 
 use crate::common::open;
@@ -31,7 +31,7 @@ fn fragmented(fs: &Fs, name: &[u8], rng: &mut Rng) -> (InodeId, Vec<u8>) {
 }
 
 fn nr_extents(fs: &Fs, id: InodeId) -> usize {
-    fs.extents(id).unwrap().iter().filter(|extent| extent.kind == ExtentKind::Data).count()
+    fs.extents(id).unwrap().iter().filter(|extent| extent.kind == FileExtentKind::Data).count()
 }
 
 fn read(fs: &Fs, id: InodeId) -> Vec<u8> {

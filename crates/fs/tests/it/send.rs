@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use ubtrfs_device::Device;
 use ubtrfs_format::{DevId, RootId};
 use ubtrfs_fs::{
-    Caller, Error, ExtentInfo, ExtentKind, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, ReceiveOptions,
-    SendRequest, SetAttr,
+    Caller, Error, FallocateMode, FileExtentInfo, FileExtentKind, Fs, InodeId, Job, MountOptions, NewInode,
+    ReceiveOptions, SendRequest, SetAttr,
 };
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{Medium, MediumDevice};
@@ -202,7 +202,7 @@ fn space_that_is_preallocated_past_the_end_of_a_shortened_file_arrives() {
     for (fs, name) in [(&fs, "s0"), (&receiver, "s0"), (&fs, "s1"), (&receiver, "s1")] {
         let id = fs.lookup(InodeId::root_of(root(fs, name)), b"0").unwrap().id;
         let extents = fs.extents(id).unwrap();
-        let is_prealloc = |extent: &&ExtentInfo| extent.kind == ExtentKind::Prealloc;
+        let is_prealloc = |extent: &&FileExtentInfo| extent.kind == FileExtentKind::Prealloc;
         let past = extents.iter().filter(is_prealloc).filter(|extent| extent.offset + extent.len_bytes > 4096);
         let bytes: u64 = past.map(|extent| extent.offset + extent.len_bytes - extent.offset.max(4096)).sum();
         assert_eq!(bytes, if name == "s0" { 44 << 10 } else { 92 << 10 }, "{name}: {extents:?}");

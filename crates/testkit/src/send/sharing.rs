@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use anyhow::{Context, Result};
 use ubtrfs_format::item::Compression;
-use ubtrfs_fs::{ExtentKind, Fs};
+use ubtrfs_fs::{FileExtentKind, Fs};
 
 use crate::fs_target::walk_fs_from;
 use crate::target::NodeKind;
@@ -135,13 +135,13 @@ pub(super) fn blocks(fs: &Fs, path: &[u8]) -> Result<Blocks> {
         for index in 0..extent.len_bytes.div_ceil(BLOCK) {
             let inside = extent.extent_offset + index * BLOCK;
             let block = match extent.kind {
-                ExtentKind::Data if extent.compression == Compression::None => {
+                FileExtentKind::Data if extent.compression == Compression::None => {
                     Block::Data((extent.disk_bytenr.0 + inside, 0))
                 }
-                ExtentKind::Data => Block::Data((extent.disk_bytenr.0, inside)),
-                ExtentKind::Inline => Block::Inline,
-                ExtentKind::Prealloc => Block::Prealloc,
-                ExtentKind::Hole | ExtentKind::Delalloc => continue,
+                FileExtentKind::Data => Block::Data((extent.disk_bytenr.0, inside)),
+                FileExtentKind::Inline => Block::Inline,
+                FileExtentKind::Prealloc => Block::Prealloc,
+                FileExtentKind::Hole | FileExtentKind::Delalloc => continue,
             };
             blocks.insert(extent.offset / BLOCK + index, block);
         }

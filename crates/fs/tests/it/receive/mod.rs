@@ -10,8 +10,8 @@ use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::item::{InodeFlags, RootFlags, Timespec};
 use ubtrfs_format::{Ino, RootId};
 use ubtrfs_fs::{
-    Attr, Caller, ExtentKind, Fs, INCOMPLETE_XATTR, InodeId, Job, MountOptions, NewInode, ReceiveError, ReceiveOptions,
-    ReceiveReport, RenameFlags, SubvolumeInfo, XattrFlags,
+    Attr, Caller, FileExtentKind, Fs, INCOMPLETE_XATTR, InodeId, Job, MountOptions, NewInode, ReceiveError,
+    ReceiveOptions, ReceiveReport, RenameFlags, SubvolumeInfo, XattrFlags,
 };
 use ubtrfs_stream::{StreamCommand, StreamVersion, StreamWriter};
 use ubtrfs_testkit::hostile::mend_checksums;
@@ -519,7 +519,7 @@ fn encoded_data_is_verified_and_stored_as_it_is() {
     let id = bed.find("s1/file").unwrap().id;
     let extents = bed.fs.extents(id).unwrap();
     let compressed = extents.iter().filter(|extent| extent.compression != Default::default());
-    assert_eq!(compressed.filter(|extent| extent.kind == ExtentKind::Data).count(), 3);
+    assert_eq!(compressed.filter(|extent| extent.kind == FileExtentKind::Data).count(), 3);
 
     let options = ReceiveOptions { force_decompress: true, ..ReceiveOptions::default() };
     let again = full("s2", &commands);
