@@ -31,10 +31,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// ```
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {} '{}': {}", .0.operation, .0.path.display(), .0.reason)]
-pub struct Error(Box<Failure>);
+pub struct Error(Box<FailedOperation>);
 
 #[derive(Debug)]
-struct Failure {
+struct FailedOperation {
     operation: &'static str,
     path: PathBuf,
     reason: Reason,
@@ -57,7 +57,7 @@ enum Reason {
 
 impl Error {
     pub(crate) fn new(operation: &'static str, path: &Path, cause: impl Into<Cause>) -> Self {
-        Self(Box::new(Failure { operation, path: path.to_owned(), reason: cause.into().0 }))
+        Self(Box::new(FailedOperation { operation, path: path.to_owned(), reason: cause.into().0 }))
     }
 
     /// Wraps the reason as the failure of a larger operation.

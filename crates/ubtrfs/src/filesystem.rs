@@ -39,11 +39,11 @@ use crate::path::{self, Follow};
 /// ```
 #[derive(Clone)]
 pub struct Filesystem {
-    shared: Arc<Shared>,
+    shared: Arc<OpenFilesystem>,
     caller: Caller,
 }
 
-struct Shared {
+struct OpenFilesystem {
     fs: Arc<Fs>,
     /// The name of the first device, for errors.
     device: PathBuf,
@@ -55,7 +55,7 @@ struct Shared {
     mounted: std::sync::atomic::AtomicBool,
 }
 
-impl Shared {
+impl OpenFilesystem {
     #[cfg(feature = "fuse")]
     fn is_mounted(&self) -> bool {
         self.mounted.load(std::sync::atomic::Ordering::Acquire)
@@ -67,7 +67,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for OpenFilesystem {
     fn drop(&mut self) {
         if !self.is_mounted() {
             // A drop cannot report an error. Callers that need the error call `Filesystem::close`.
@@ -264,7 +264,7 @@ impl Filesystem {
     pub fn open_devices(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Self> {
         let device = PathBuf::from(devices.first().map(|device| device.describe()).unwrap_or_default());
         let fs = Fs::open(devices, options).while_doing("open", &device)?;
-        let shared = Shared {
+        let shared = OpenFilesystem {
             fs,
             device,
             append: Mutex::default(),
