@@ -255,20 +255,20 @@ pub(crate) fn progress_bytes(total: Option<u64>, what: &'static str) -> indicati
         Some(total) => indicatif::ProgressBar::new(total),
         None => indicatif::ProgressBar::new_spinner(),
     };
-    bar.set_style(progress_style(Unit::Bytes, total.is_some()));
+    bar.set_style(progress_style(ProgressUnit::Bytes, total.is_some()));
     bar.set_message(what);
     bar
 }
 
 /// The unit in which a command counts its progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unit {
+pub(crate) enum ProgressUnit {
     Bytes,
     Items,
 }
 
 /// Makes a line that shows progress without a total. The line draws nothing if stderr is not a terminal.
-pub(crate) fn progress_without_total(unit: Unit, what: &'static str) -> indicatif::ProgressBar {
+pub(crate) fn progress_without_total(unit: ProgressUnit, what: &'static str) -> indicatif::ProgressBar {
     if !std::io::stderr().is_terminal() {
         return indicatif::ProgressBar::hidden();
     }
@@ -279,12 +279,12 @@ pub(crate) fn progress_without_total(unit: Unit, what: &'static str) -> indicati
 }
 
 /// The style of a line of progress. With a total, a bar fills what the numbers leave of the terminal's width.
-pub(crate) fn progress_style(unit: Unit, has_total: bool) -> indicatif::ProgressStyle {
+pub(crate) fn progress_style(unit: ProgressUnit, has_total: bool) -> indicatif::ProgressStyle {
     let template = match (unit, has_total) {
-        (Unit::Bytes, true) => "{msg} [{wide_bar}] {percent}% {bytes_per_sec} {eta}",
-        (Unit::Bytes, false) => "{msg} {spinner} {bytes} {bytes_per_sec}",
-        (Unit::Items, true) => "{msg} [{wide_bar}] {pos}/{len} {eta}",
-        (Unit::Items, false) => "{msg} {spinner} {pos}",
+        (ProgressUnit::Bytes, true) => "{msg} [{wide_bar}] {percent}% {bytes_per_sec} {eta}",
+        (ProgressUnit::Bytes, false) => "{msg} {spinner} {bytes} {bytes_per_sec}",
+        (ProgressUnit::Items, true) => "{msg} [{wide_bar}] {pos}/{len} {eta}",
+        (ProgressUnit::Items, false) => "{msg} {spinner} {pos}",
     };
     let style = indicatif::ProgressStyle::with_template(template);
     style.unwrap_or_else(|_| indicatif::ProgressStyle::default_spinner()).progress_chars("=> ")
@@ -475,7 +475,7 @@ mod tests {
 
     #[test]
     fn lines_of_progress_fit_into_80_columns() {
-        for unit in [Unit::Bytes, Unit::Items] {
+        for unit in [ProgressUnit::Bytes, ProgressUnit::Items] {
             let term = Screen::default();
             let target = indicatif::ProgressDrawTarget::term_like(Box::new(term.clone()));
             let bar = indicatif::ProgressBar::with_draw_target(Some(300 << 20), target);
@@ -488,7 +488,7 @@ mod tests {
             let shown = term.0.lock().unwrap().clone();
             let line = shown.trim_end();
             assert!(line.contains("12 [") && line.chars().count() <= 80, "{line}");
-            assert_eq!(line.contains("MiB"), unit == Unit::Bytes, "{line}");
+            assert_eq!(line.contains("MiB"), unit == ProgressUnit::Bytes, "{line}");
         }
     }
 

@@ -32,12 +32,12 @@ use crate::interrupt::{self, RegisteredFile};
 /// A host file that is being written.
 pub(crate) struct HostFile {
     file: File,
-    place: Place,
+    place: HostOutput,
     /// The number of bytes written so far. Used only for files that are written in order.
     written: u64,
 }
 
-enum Place {
+enum HostOutput {
     /// A device, a FIFO, or an open file of a process (such as `/dev/stdout`), written in order.
     Direct,
     /// A file that gets its final name when it is complete (I1).
@@ -116,11 +116,11 @@ impl HostFile {
         let file = file.with_context(|| format!("cannot write {shown}"))?;
         refuse_in_use(&file, path)?;
         if !kind.is_file() {
-            return Ok(Self { file, place: Place::Direct, written: 0 });
+            return Ok(Self { file, place: HostOutput::Direct, written: 0 });
         }
         if is_open_file_of_a_process(path) {
             file.set_len(0).with_context(|| format!("cannot write {shown}"))?;
-            return Ok(Self { file, place: Place::Direct, written: 0 });
+            return Ok(Self { file, place: HostOutput::Direct, written: 0 });
         }
         let real = std::fs::canonicalize(path).with_context(|| shown.clone())?;
         let (dir, name) = directory_of(&real)?;
@@ -156,7 +156,7 @@ impl HostFile {
                 if opened.is_file() {
                     return Self::replacement_of(dir, name, &opened);
                 }
-                Ok(Self { file, place: Place::Direct, written: 0 })
+                Ok(Self { file, place: HostOutput::Direct, written: 0 })
             }
         }
     }
@@ -175,12 +175,12 @@ impl HostFile {
         let mode = Mode::from_raw_mode(mode & 0o777);
         let open = |temporary: &str| rustix::fs::openat(&**dir, temporary, flags, mode);
         let (file, place) = TemporaryName::make(dir, name, replaces, open)?;
-        Ok(Self { file: file.into(), place: Place::New(place), written: 0 })
+        Ok(Self { file: file.into(), place: HostOutput::New(place), written: 0 })
     }
 
     /// Whether the file is written in place instead of being replaced.
     pub(crate) fn is_direct(&self) -> bool {
-        matches!(self.place, Place::Direct)
+        matches!(self.place, HostOutput::Direct)
     }
 
     /// Returns the open file, for a caller that writes the whole file in order without `write_at`.
@@ -191,7 +191,7 @@ impl HostFile {
     /// Writes a piece. Pieces must be written in ascending order; ranges between them read as zeros.
     pub(crate) fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         match self.place {
-            Place::Direct => {
+            HostOutput::Direct => {
                 self.write_zeros_up_to(offset)?;
                 self.file.write_all(bytes)?;
                 self.written += bytes.len() as u64;
@@ -204,7 +204,7 @@ impl HostFile {
     /// Sets the file's size after all pieces are written.
     pub(crate) fn set_size(&mut self, size: u64) -> io::Result<()> {
         match self.place {
-            Place::Direct => self.write_zeros_up_to(size),
+            HostOutput::Direct => self.write_zeros_up_to(size),
             _ => self.file.set_len(size),
         }
     }
@@ -222,7 +222,7 @@ impl HostFile {
     /// Makes the data durable. Does nothing for a file that is written in place.
     pub(crate) fn sync(&self) -> io::Result<()> {
         match self.place {
-            Place::Direct => Ok(()),
+            HostOutput::Direct => Ok(()),
             _ => self.file.sync_all(),
         }
     }
@@ -230,8 +230,8 @@ impl HostFile {
     /// Gives the complete file its name (I1).
     pub(crate) fn keep(self) -> io::Result<()> {
         match self.place {
-            Place::Direct => Ok(()),
-            Place::New(name) => name.keep(),
+            HostOutput::Direct => Ok(()),
+            HostOutput::New(name) => name.keep(),
         }
     }
 }

@@ -20,14 +20,14 @@ use crate::common::warn;
 pub(crate) struct RegisteredFile(u64);
 
 #[derive(Debug, Default)]
-struct Files {
+struct UnfinishedFiles {
     next: u64,
     noted: Vec<(u64, OwnedFd, String)>,
     /// The line to print when the program is interrupted.
     left: Option<String>,
 }
 
-static FILES: Mutex<Files> = Mutex::new(Files { next: 0, noted: Vec::new(), left: None });
+static FILES: Mutex<UnfinishedFiles> = Mutex::new(UnfinishedFiles { next: 0, noted: Vec::new(), left: None });
 
 /// Starts a thread that removes the recorded files when SIGINT, SIGTERM or SIGHUP arrives. Commands that handle these
 /// signals themselves must not call this function.
@@ -82,7 +82,7 @@ impl Drop for RegisteredFile {
     }
 }
 
-fn lock() -> MutexGuard<'static, Files> {
+fn lock() -> MutexGuard<'static, UnfinishedFiles> {
     FILES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

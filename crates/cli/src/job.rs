@@ -14,24 +14,24 @@ use signal_hook::iterator::Signals;
 use ubtrfs_format::print::escaped_line;
 use ubtrfs_transaction::Job;
 
-use crate::common::{Unit, progress_style, progress_without_total};
+use crate::common::{ProgressUnit, progress_style, progress_without_total};
 
 /// Does long work, shows its progress in items, and cancels it on a signal (I1).
 pub(crate) fn with_progress<T>(what: &'static str, work: impl FnOnce(&Job) -> T) -> T {
-    run(progress_without_total(Unit::Items, what), Unit::Items, what, work)
+    run(progress_without_total(ProgressUnit::Items, what), ProgressUnit::Items, what, work)
 }
 
 /// Works like [`with_progress`], but the progress is in bytes.
 pub(crate) fn with_progress_in_bytes<T>(what: &'static str, work: impl FnOnce(&Job) -> T) -> T {
-    with_progress_by(progress_without_total(Unit::Bytes, what), what, work)
+    with_progress_by(progress_without_total(ProgressUnit::Bytes, what), what, work)
 }
 
 /// Works like [`with_progress`], but shows the progress in `bar`, in bytes.
 pub(crate) fn with_progress_by<T>(bar: indicatif::ProgressBar, what: &'static str, work: impl FnOnce(&Job) -> T) -> T {
-    run(bar, Unit::Bytes, what, work)
+    run(bar, ProgressUnit::Bytes, what, work)
 }
 
-fn run<T>(bar: indicatif::ProgressBar, unit: Unit, what: &'static str, work: impl FnOnce(&Job) -> T) -> T {
+fn run<T>(bar: indicatif::ProgressBar, unit: ProgressUnit, what: &'static str, work: impl FnOnce(&Job) -> T) -> T {
     let job = Arc::new(Job::new());
     // If the handler cannot be installed, signals end the program by their default action.
     let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).ok().map(|mut signals| {
@@ -67,7 +67,7 @@ fn run<T>(bar: indicatif::ProgressBar, unit: Unit, what: &'static str, work: imp
 }
 
 /// Shows progress until the work has ended: as a bar from the moment when the total is known.
-fn show(bar: &indicatif::ProgressBar, unit: Unit, what: &'static str, job: &Job, ended: &AtomicBool) {
+fn show(bar: &indicatif::ProgressBar, unit: ProgressUnit, what: &'static str, job: &Job, ended: &AtomicBool) {
     let mut has_total = bar.length().is_some();
     while !ended.load(Ordering::Acquire) {
         let progress = job.wait_for_change(Duration::from_millis(200));

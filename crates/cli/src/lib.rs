@@ -90,8 +90,8 @@ enum Command {
     Truncate(commands::offline::touch::TruncateArgs),
     Chmod(commands::offline::attributes::ChmodArgs),
     Chown(commands::offline::attributes::ChownArgs),
-    Getfattr(commands::offline::xattr::GetArgs),
-    Setfattr(commands::offline::xattr::SetArgs),
+    Getfattr(commands::offline::xattr::XattrGetArgs),
+    Setfattr(commands::offline::xattr::XattrSetArgs),
     Find(commands::offline::find::Args),
     Diff(commands::offline::diff::Args),
 }

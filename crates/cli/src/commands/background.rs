@@ -17,13 +17,13 @@ use ubtrfs_transaction::Job;
 /// Starts the second process. Returns when its work has begun or has ended.
 pub(crate) fn start() -> anyhow::Result<ExitCode> {
     Ok(match start_with(detached(std::env::args_os().skip(1)))? {
-        Started::Begun(_) => ExitCode::SUCCESS,
-        Started::Ended(_, status) => ExitCode::from(status),
+        BackgroundStart::Begun(_) => ExitCode::SUCCESS,
+        BackgroundStart::Ended(_, status) => ExitCode::from(status),
     })
 }
 
 /// The result of [`start_with`].
-pub(crate) enum Started {
+pub(crate) enum BackgroundStart {
     /// The process with this id goes on.
     Begun(u32),
     /// The process with this id ended with this status before it told that its work had begun. It has printed the reason
@@ -33,7 +33,7 @@ pub(crate) enum Started {
 
 /// Starts the second process with these arguments, of which one is `--detached`. Returns when its work has begun or has
 /// ended.
-pub(crate) fn start_with(args: Vec<OsString>) -> anyhow::Result<Started> {
+pub(crate) fn start_with(args: Vec<OsString>) -> anyhow::Result<BackgroundStart> {
     let program = std::env::current_exe().context("cannot find this program to start it in the background")?;
     // The second process must not keep locks or pipes of the caller open.
     ubtrfs_device::keep_files_from_children();
@@ -45,12 +45,12 @@ pub(crate) fn start_with(args: Vec<OsString>) -> anyhow::Result<Started> {
         .context("cannot start a process in the background")?;
     let mut byte = [0];
     if child.stdout.take().is_some_and(|mut out| out.read_exact(&mut byte).is_ok()) {
-        return Ok(Started::Begun(child.id()));
+        return Ok(BackgroundStart::Begun(child.id()));
     }
     let status = child.wait().context("the process in the background was not found")?;
     match status.code().and_then(|code| u8::try_from(code).ok()) {
         // The process has printed the reason of a failure.
-        Some(code) => Ok(Started::Ended(child.id(), code)),
+        Some(code) => Ok(BackgroundStart::Ended(child.id(), code)),
         None => bail!("the process in the background ended too early ({status})"),
     }
 }

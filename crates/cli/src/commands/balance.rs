@@ -14,8 +14,8 @@ use ubtrfs_control::{Channel, CommandFailure, ImageWork, Request as AnyRequest, 
 use ubtrfs_transaction::Job;
 
 use super::background::Detached;
-use super::offline::{ImageOptions, Use};
-use super::place::Target;
+use super::offline::{ImageOptions, ImageUse};
+use super::place::CommandTarget;
 use super::served::{until_closed, with_running, with_served};
 use crate::common::{is_broken_pipe, parse_size, print_err, print_error, print_json, print_out, warn};
 use crate::job::with_progress_in_bytes;
@@ -30,20 +30,20 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    Start(Box<StartArgs>),
-    Status(StatusArgs),
+    Start(Box<BalanceStartArgs>),
+    Status(BalanceStatusArgs),
     /// Pause a running balance; `resume` continues it
-    Pause(PlainArgs),
+    Pause(BalancePlainArgs),
     /// Continue a paused or interrupted balance
     Resume(ResumeArgs),
     /// End a running or paused balance; block groups that were moved stay moved
-    Cancel(PlainArgs),
+    Cancel(BalancePlainArgs),
 }
 
 /// Move the block groups that the filters select; all block groups without -d, -m and -s
 #[derive(clap::Args)]
 #[command(after_help = FILTERS_HELP)]
-struct StartArgs {
+struct BalanceStartArgs {
     /// Data block groups [short: -d[FILTERS]]
     #[arg(long, value_name = "FILTERS", num_args = 0..=1, require_equals = true, default_missing_value = "", overrides_with = "data", value_parser = parse_filters)]
     data: Option<Filters>,
@@ -76,14 +76,14 @@ struct StartArgs {
     quiet: bool,
     /// A mount, any path in it, or an image
     #[arg(value_name = "PATH|IMAGE")]
-    path: Target,
+    path: CommandTarget,
     #[command(flatten)]
     image: ImageOptions,
 }
 
 /// Show a running or paused balance; the exit status is 1 if there is one, and 2 after an error
 #[derive(clap::Args)]
-struct StatusArgs {
+struct BalanceStatusArgs {
     /// Show the filters
     #[arg(short, long)]
     verbose: bool,
@@ -92,17 +92,17 @@ struct StatusArgs {
     json: bool,
     /// A mount, any path in it, or an image
     #[arg(value_name = "PATH|IMAGE")]
-    path: Target,
+    path: CommandTarget,
     #[command(flatten)]
     image: ImageOptions,
 }
 
 // This struct has no doc comment, because it would replace the help of the commands that use the struct.
 #[derive(clap::Args)]
-struct PlainArgs {
+struct BalancePlainArgs {
     /// A mount, any path in it, or an image
     #[arg(value_name = "PATH|IMAGE")]
-    path: Target,
+    path: CommandTarget,
     #[command(flatten)]
     image: ImageOptions,
 }
@@ -114,7 +114,7 @@ struct ResumeArgs {
     #[arg(short, long)]
     quiet: bool,
     #[command(flatten)]
-    of: PlainArgs,
+    of: BalancePlainArgs,
 }
 
 const FILTERS_HELP: &str = "\
@@ -160,9 +160,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Shows the balance. The exit status is 1 if there is one.
-fn status(args: StatusArgs) -> anyhow::Result<ExitCode> {
+fn status(args: BalanceStatusArgs) -> anyhow::Result<ExitCode> {
     let path = args.path.or_image();
-    let status = with_running(&path, &args.image, Use::Read, |channel| {
+    let status = with_running(&path, &args.image, ImageUse::Read, |channel| {
         let told = call(channel, Request::Status);
         match told.with_context(|| format!("cannot show the balance of {}", path.filesystem()))? {
             Response::Status(status) => Ok(status),
@@ -182,9 +182,21 @@ fn status(args: StatusArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
-    let StartArgs { data, metadata, system, force, background, detached, enqueue, verbose, quiet, path, image, .. } =
-        args;
+fn start(args: BalanceStartArgs) -> anyhow::Result<ExitCode> {
+    let BalanceStartArgs {
+        data,
+        metadata,
+        system,
+        force,
+        background,
+        detached,
+        enqueue,
+        verbose,
+        quiet,
+        path,
+        image,
+        ..
+    } = args;
     if system.is_some() && !force {
         bail!(
             "-s works on system block groups, which are needed to open the filesystem; if you want that, give --force"
@@ -210,7 +222,7 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
     }
     let path = path.or_image();
     let detached = detached.then(|| Detached::new(format!("balance of {}", path.filesystem())));
-    if enqueue && let Target::Image(at) = &path {
+    if enqueue && let CommandTarget::Image(at) = &path {
         // The process that balances an image ends with its balance.
         while Channel::open_image(&at.image, true).is_some() {
             if let Some(detached) = &detached {
@@ -292,7 +304,7 @@ fn resume(args: ResumeArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The message about a balance that was not started, or was paused or cancelled later.
-fn ended(error: anyhow::Error, verb: &str, path: &Target) -> anyhow::Error {
+fn ended(error: anyhow::Error, verb: &str, path: &CommandTarget) -> anyhow::Error {
     let is_stopped = error.downcast_ref::<CommandFailure>().is_some_and(|failure| failure.errno() == Errno::CANCELED);
     error.context(match is_stopped {
         true => path.filesystem(),
@@ -309,9 +321,9 @@ fn without_balance(error: anyhow::Error) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(NO_BALANCE))
 }
 
-fn stop(args: PlainArgs, request: Request) -> anyhow::Result<ExitCode> {
+fn stop(args: BalancePlainArgs, request: Request) -> anyhow::Result<ExitCode> {
     let path = args.path.or_image();
-    with_running(&path, &args.image, Use::Write, |channel| {
+    with_running(&path, &args.image, ImageUse::Write, |channel| {
         until_closed(channel, &path, || {
             let verb = if request == Request::Pause { "pause" } else { "cancel" };
             call_long(channel, request).with_context(|| format!("cannot {verb} the balance of {}", path.filesystem()))

@@ -33,11 +33,11 @@ use super::filesystem::shrink_image;
 use super::inspect;
 use super::offline::copy::FillOptions;
 use super::offline::copy::new_flags::{self, NewFlags};
-use super::offline::copy::new_subvolume::{self, NewSubvolume};
+use super::offline::copy::new_subvolume::{self, CopiedSubvolume};
 use super::offline::copy::owners::{IdRange, OwnerMap, parse_range};
 use super::offline::import::parse_owner;
 use super::offline::text::printable;
-use super::offline::{Use, copy, open_device, with_devices};
+use super::offline::{ImageUse, copy, open_device, with_devices};
 use crate::common::{Shown, calling_user, format_size, parse_size, print_json, print_out, warn};
 use crate::new_image::NewImage;
 
@@ -88,7 +88,7 @@ pub(crate) struct Args {
     /// With --rootdir, make this directory a subvolume: [TYPE:]PATH, where TYPE is rw (default), ro, default or
     /// default-ro. Can be given several times.
     #[arg(short = 'u', long = "subvol", value_name = "[TYPE:]PATH", value_parser = new_subvolume::parse, requires = "rootdir")]
-    subvolumes: Vec<NewSubvolume>,
+    subvolumes: Vec<CopiedSubvolume>,
     /// With --rootdir, set flags of a file, or of all files below a directory: nodatacow, or nodatasum. Can be given
     /// several times.
     #[arg(long, value_name = "FLAGS:PATH", value_parser = new_flags::parse, requires = "rootdir")]
@@ -161,10 +161,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let mut targets = Vec::new();
     for path in &args.devices {
-        match Target::open(path, size) {
+        match MkfsTarget::open(path, size) {
             Ok(target) => targets.push(target),
             Err(error) => {
-                targets.into_iter().for_each(Target::restore);
+                targets.into_iter().for_each(MkfsTarget::restore);
                 return Err(error);
             }
         }
@@ -186,9 +186,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     drop(devices);
     let (report, nr_failed) = match filled {
         Ok((mut report, nr_failed)) => {
-            let was_missing = matches!(&targets[..], [Target::Missing(_)]);
-            let was_empty = matches!(&targets[..], [Target::Empty { .. }]);
-            targets.into_iter().try_for_each(Target::keep)?;
+            let was_missing = matches!(&targets[..], [MkfsTarget::Missing(_)]);
+            let was_empty = matches!(&targets[..], [MkfsTarget::Empty { .. }]);
+            targets.into_iter().try_for_each(MkfsTarget::keep)?;
             if args.shrink {
                 shrink_image(path).with_context(|| format!("{} is made, but it was not shrunk", path.shown()))?;
                 report = shrunk(path, report)?;
@@ -206,7 +206,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
             (report, nr_failed)
         }
         Err(error) => {
-            let is_lost = |target: &&Target| was_wiped && matches!(target, Target::Content { .. });
+            let is_lost = |target: &&MkfsTarget| was_wiped && matches!(target, MkfsTarget::Content { .. });
             let lost: Vec<String> =
                 targets.iter().filter(is_lost).map(|target| target.named_path().shown().to_string()).collect();
             let error = match lost.len() {
@@ -214,7 +214,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
                 1 => error.context(format!("{} no longer contains a filesystem", lost[0])),
                 _ => error.context(format!("{} no longer contain a filesystem", lost.join(", "))),
             };
-            targets.into_iter().for_each(Target::restore);
+            targets.into_iter().for_each(MkfsTarget::restore);
             return Err(error);
         }
     };
@@ -291,7 +291,7 @@ fn refuse_inside(image: &Path, dir: &Path) -> anyhow::Result<()> {
 }
 
 /// The opened target. Each variant is a state that the target can have before this run.
-enum Target {
+enum MkfsTarget {
     Missing(NewImage),
     /// An empty file.
     Empty {
@@ -304,7 +304,7 @@ enum Target {
     },
 }
 
-impl Target {
+impl MkfsTarget {
     /// Opens the target. If the size is given, creates a missing file and enlarges an empty one.
     fn open(path: &Path, byte_count: Option<u64>) -> anyhow::Result<Self> {
         if let Some(size) = byte_count
@@ -367,7 +367,7 @@ impl Target {
 }
 
 /// Copies a directory into the new filesystem, and returns the number of files that were not copied (I3).
-fn fill(args: &Args, target: &Target, device: Arc<dyn Device>, dir: &Path) -> anyhow::Result<u64> {
+fn fill(args: &Args, target: &MkfsTarget, device: Arc<dyn Device>, dir: &Path) -> anyhow::Result<u64> {
     let fill = |fs: &Fs| {
         let owners = OwnerMap { users: &args.map_users, groups: &args.map_groups };
         let (subvolumes, flags) = (&args.subvolumes, &args.inode_flags);
@@ -380,7 +380,7 @@ fn fill(args: &Args, target: &Target, device: Arc<dyn Device>, dir: &Path) -> an
         Ok::<_, anyhow::Error>(nr_failed)
     };
     let work = |fs: &Fs| fill(fs).with_context(|| format!("cannot copy {}", dir.shown()));
-    with_devices(target.named_path(), vec![device], args.compress.clone().unwrap_or_default(), Use::Write, work)
+    with_devices(target.named_path(), vec![device], args.compress.clone().unwrap_or_default(), ImageUse::Write, work)
 }
 
 /// Parses the value of --compress into options for the copy.

@@ -16,7 +16,7 @@ use ubtrfs_device::find_server;
 use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS};
 use ubtrfs_fuse::MountError;
 
-use super::offline::{ImageOptions, ImagePath, Use, child_path, join, lacks_slash, os_string, with_image};
+use super::offline::{ImageOptions, ImagePath, ImageUse, child_path, join, lacks_slash, os_string, with_image};
 use super::servers_of::served_mount_of;
 use crate::common::{Shown, calling_user, error_text};
 use crate::progs::is_progs;
@@ -26,27 +26,27 @@ use crate::progs::is_progs;
 pub(crate) struct FilesystemArgs {
     /// Any path in a mount, or an image
     #[arg(value_name = "PATH|IMAGE")]
-    pub(crate) path: Target,
+    pub(crate) path: CommandTarget,
     #[command(flatten)]
     pub(crate) image: ImageOptions,
 }
 
 /// A path in the filesystem that a command works on.
 #[derive(Clone, Debug)]
-pub(crate) enum Target {
+pub(crate) enum CommandTarget {
     /// A path in an image.
     Image(ImagePath),
     /// A path in a mount.
     Mounted(PathBuf),
 }
 
-impl From<OsString> for Target {
+impl From<OsString> for CommandTarget {
     fn from(text: OsString) -> Self {
         ImagePath::split(&text).map_or_else(|| Self::Mounted(PathBuf::from(text)), Self::Image)
     }
 }
 
-impl Display for Target {
+impl Display for CommandTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Image(at) => at.fmt(f),
@@ -55,7 +55,7 @@ impl Display for Target {
     }
 }
 
-impl Target {
+impl CommandTarget {
     /// Treats a file or block device as an image if it holds a btrfs or is not in a mount of ubtrfs.
     pub(crate) fn or_image(self) -> Self {
         match self {
@@ -245,9 +245,9 @@ pub(crate) fn is_same_file(one: &Path, other: &Path) -> bool {
 /// Opens the filesystem of a path, does the work, and closes the filesystem. New files of an image belong to the
 /// current user.
 pub(crate) fn with_channel<T>(
-    target: &Target,
+    target: &CommandTarget,
     options: &ImageOptions,
-    usage: Use,
+    usage: ImageUse,
     work: impl FnOnce(&Channel<'_>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     with_channel_of(target, options, usage, calling_user(), work)
@@ -255,9 +255,9 @@ pub(crate) fn with_channel<T>(
 
 /// Works like [`with_channel`], but new files of an image belong to `owner`.
 pub(crate) fn with_channel_of<T>(
-    target: &Target,
+    target: &CommandTarget,
     options: &ImageOptions,
-    usage: Use,
+    usage: ImageUse,
     owner: (u32, u32),
     work: impl FnOnce(&Channel<'_>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
@@ -265,44 +265,46 @@ pub(crate) fn with_channel_of<T>(
 }
 
 /// Completes advice to run a command on the filesystem with its path, which the engine and the server do not know.
-fn with_place(error: anyhow::Error, target: &Target) -> anyhow::Error {
+fn with_place(error: anyhow::Error, target: &CommandTarget) -> anyhow::Error {
     const COMMANDS: [&str; 2] = ["ubtrfs subvolume list", "ubtrfs quota enable"];
     let text = error_text(&error);
     match COMMANDS.iter().any(|command| text.ends_with(command)) {
-        true => anyhow::Error::new(Placed { text: format!("{text} {}", target.filesystem()), cause: error }),
+        true => anyhow::Error::new(CompleteError { text: format!("{text} {}", target.filesystem()), cause: error }),
         false => error,
     }
 }
 
 /// An error whose text is complete.
 #[derive(Debug)]
-struct Placed {
+struct CompleteError {
     text: String,
     cause: anyhow::Error,
 }
 
-impl Display for Placed {
+impl Display for CompleteError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-impl std::error::Error for Placed {
+impl std::error::Error for CompleteError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.cause.chain().next()
     }
 }
 
 fn in_filesystem<T>(
-    target: &Target,
+    target: &CommandTarget,
     options: &ImageOptions,
-    usage: Use,
+    usage: ImageUse,
     owner: (u32, u32),
     work: impl FnOnce(&Channel<'_>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     match target {
-        Target::Image(at) => with_image(&at.image, options, usage, |fs| work(&Channel::image(fs, owner.0, owner.1))),
-        Target::Mounted(path) => {
+        CommandTarget::Image(at) => {
+            with_image(&at.image, options, usage, |fs| work(&Channel::image(fs, owner.0, owner.1)))
+        }
+        CommandTarget::Mounted(path) => {
             let channel = connect(path)?;
             if !options.options.is_empty() || options.memory.is_some() {
                 bail!(
@@ -375,7 +377,7 @@ fn not_ours(path: &Path) -> anyhow::Error {
 }
 
 /// Opens a file for commands. `None` if it is not in the mount of the channel.
-pub(crate) fn open_here(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Option<OpenedFile>> {
+pub(crate) fn open_here(channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<Option<OpenedFile>> {
     match channel.open(target.path()) {
         Err(failure) if failure.errno() == Errno::XDEV => Ok(None),
         opened => opened.map(Some).with_context(|| format!("cannot open {target}")),
@@ -383,6 +385,6 @@ pub(crate) fn open_here(channel: &Channel<'_>, target: &Target) -> anyhow::Resul
 }
 
 /// Opens a file for commands.
-pub(crate) fn open(channel: &Channel<'_>, target: &Target) -> anyhow::Result<OpenedFile> {
+pub(crate) fn open(channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<OpenedFile> {
     channel.open(target.path()).with_context(|| format!("cannot open {target}"))
 }

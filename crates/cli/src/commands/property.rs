@@ -8,8 +8,8 @@ use ubtrfs_control::{Channel, OpenedFile, Request, Response, file, filesystem, s
 use ubtrfs_format::item::RootFlags;
 
 use super::offline::text::printable;
-use super::offline::{ImageOptions, Use};
-use super::place::{Target, open, with_channel};
+use super::offline::{ImageOptions, ImageUse};
+use super::place::{CommandTarget, open, with_channel};
 use crate::common::print_out;
 
 /// Show and set properties of files, subvolumes and filesystems
@@ -24,9 +24,9 @@ enum Command {
     /// List the properties that a path has
     List(ListArgs),
     /// Show properties
-    Get(GetArgs),
+    Get(PropertyGetArgs),
     /// Set a property
-    Set(SetArgs),
+    Set(PropertySetArgs),
 }
 
 #[derive(clap::Args)]
@@ -35,26 +35,26 @@ struct ListArgs {
     of: OfType,
     /// The file or directory
     #[arg(value_name = "PATH|IMAGE:/PATH")]
-    path: Target,
+    path: CommandTarget,
     #[command(flatten)]
     image: ImageOptions,
 }
 
 #[derive(clap::Args)]
-struct GetArgs {
+struct PropertyGetArgs {
     #[command(flatten)]
     of: OfType,
     /// The file or directory
     #[arg(value_name = "PATH|IMAGE:/PATH")]
-    path: Target,
+    path: CommandTarget,
     /// The property; by default, all properties that are set
-    name: Option<Name>,
+    name: Option<PropertyName>,
     #[command(flatten)]
     image: ImageOptions,
 }
 
 #[derive(clap::Args)]
-struct SetArgs {
+struct PropertySetArgs {
     #[command(flatten)]
     of: OfType,
     /// Make a received subvolume writable, which removes its received UUID
@@ -62,9 +62,9 @@ struct SetArgs {
     force: bool,
     /// The file or directory
     #[arg(value_name = "PATH|IMAGE:/PATH")]
-    path: Target,
+    path: CommandTarget,
     /// The property
-    name: Name,
+    name: PropertyName,
     /// ro: true or false; label: a text; compression: zlib, lzo, zstd, none, or an empty text to remove it
     value: std::ffi::OsString,
     #[command(flatten)]
@@ -102,18 +102,18 @@ fn parse_type(text: &str) -> Result<Type, String> {
 
 impl Type {
     /// Whether objects of this type have this property.
-    fn has(self, name: Name) -> bool {
+    fn has(self, name: PropertyName) -> bool {
         matches!(
             (self, name),
-            (Self::Inode, Name::Compression)
-                | (Self::Subvolume, Name::Ro)
-                | (Self::Filesystem | Self::Device, Name::Label)
+            (Self::Inode, PropertyName::Compression)
+                | (Self::Subvolume, PropertyName::Ro)
+                | (Self::Filesystem | Self::Device, PropertyName::Label)
         )
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Name {
+enum PropertyName {
     /// Whether a subvolume is read-only
     Ro,
     /// The label of the filesystem
@@ -122,7 +122,7 @@ enum Name {
     Compression,
 }
 
-impl Name {
+impl PropertyName {
     fn text(self) -> &'static str {
         match self {
             Self::Ro => "ro",
@@ -151,39 +151,39 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// The properties that a file has: `ro` only for the root directory of a subvolume, `label` only for the top
 /// level.
-fn names(channel: &Channel<'_>, file: &OpenedFile, of: &OfType) -> anyhow::Result<Vec<Name>> {
+fn names(channel: &Channel<'_>, file: &OpenedFile, of: &OfType) -> anyhow::Result<Vec<PropertyName>> {
     let (info, is_root) = channel.subvolume_of(file)?;
     let mut names = Vec::new();
     if is_root {
-        names.push(Name::Ro);
+        names.push(PropertyName::Ro);
     }
     if is_root && info.parent.is_none() {
-        names.push(Name::Label);
+        names.push(PropertyName::Label);
     }
-    names.push(Name::Compression);
+    names.push(PropertyName::Compression);
     names.retain(|name| of.of_type.is_none_or(|of| of.has(*name)));
     Ok(names)
 }
 
 fn list(args: &ListArgs) -> anyhow::Result<()> {
-    let names = with_channel(&args.path, &args.image, Use::Read, |channel| {
+    let names = with_channel(&args.path, &args.image, ImageUse::Read, |channel| {
         names(channel, &open(channel, &args.path)?, &args.of)
     })?;
     print_out(&names.iter().map(|name| format!("{:<20}{}\n", name.text(), name.help())).collect::<String>())
 }
 
 /// Fails if objects of the chosen type do not have this property.
-fn check_type(of: &OfType, name: Name) -> anyhow::Result<()> {
+fn check_type(of: &OfType, name: PropertyName) -> anyhow::Result<()> {
     if of.of_type.is_some_and(|of| !of.has(name)) {
         bail!("objects of this type have no property {}; leave out -t", name.text());
     }
     Ok(())
 }
 
-fn get(args: &GetArgs) -> anyhow::Result<()> {
+fn get(args: &PropertyGetArgs) -> anyhow::Result<()> {
     args.name.map_or(Ok(()), |name| check_type(&args.of, name))?;
     let target = &args.path;
-    let text = with_channel(target, &args.image, Use::Read, |channel| {
+    let text = with_channel(target, &args.image, ImageUse::Read, |channel| {
         let file = open(channel, target)?;
         let names = args.name.map_or_else(|| names(channel, &file, &args.of), |name| Ok(vec![name]))?;
         let mut text = String::new();
@@ -199,45 +199,49 @@ fn get(args: &GetArgs) -> anyhow::Result<()> {
     print_out(&text)
 }
 
-fn value(channel: &Channel<'_>, opened: &OpenedFile, name: Name) -> anyhow::Result<Option<String>> {
+fn value(channel: &Channel<'_>, opened: &OpenedFile, name: PropertyName) -> anyhow::Result<Option<String>> {
     Ok(match name {
-        Name::Ro => match channel.subvolume_of(opened)? {
+        PropertyName::Ro => match channel.subvolume_of(opened)? {
             (info, true) => Some(info.flags.contains(RootFlags::RDONLY).to_string()),
             (_, false) => bail!("it is not a subvolume; list them with: ubtrfs subvolume list"),
         },
-        Name::Label => match channel.call(Request::Filesystem(filesystem::Request::Info), &[opened])? {
+        PropertyName::Label => match channel.call(Request::Filesystem(filesystem::Request::Info), &[opened])? {
             Response::Filesystem(filesystem::Response::Info(info)) => Some(printable(&info.label)),
             _ => bail!("unexpected answer of the server; unmount and mount with this ubtrfs"),
         },
-        Name::Compression => match channel.call(Request::File(file::Request::Compression { of: 0 }), &[opened])? {
-            Response::File(file::Response::Compression(method)) => method,
-            _ => bail!("unexpected answer of the server; unmount and mount with this ubtrfs"),
-        },
+        PropertyName::Compression => {
+            match channel.call(Request::File(file::Request::Compression { of: 0 }), &[opened])? {
+                Response::File(file::Response::Compression(method)) => method,
+                _ => bail!("unexpected answer of the server; unmount and mount with this ubtrfs"),
+            }
+        }
     })
 }
 
-fn set(args: &SetArgs) -> anyhow::Result<()> {
+fn set(args: &PropertySetArgs) -> anyhow::Result<()> {
     check_type(&args.of, args.name)?;
     let (target, bytes) = (&args.path, args.value.as_encoded_bytes());
     let read_only = match (args.name, bytes) {
-        (Name::Ro, b"true") => true,
-        (Name::Ro, b"false") => false,
-        (Name::Ro, _) => bail!("ro must be true or false, not '{}'", printable(bytes)),
+        (PropertyName::Ro, b"true") => true,
+        (PropertyName::Ro, b"false") => false,
+        (PropertyName::Ro, _) => bail!("ro must be true or false, not '{}'", printable(bytes)),
         _ => false,
     };
-    with_channel(target, &args.image, Use::Write, |channel| {
+    with_channel(target, &args.image, ImageUse::Write, |channel| {
         let opened = open(channel, target)?;
         if read_only {
             // Write dirty pages first, because the server refuses writes once the subvolume is read-only.
             channel.flush(&opened).with_context(|| format!("cannot write back {target}"))?;
         }
         let request = match args.name {
-            Name::Ro => Request::Subvolume(subvolume::Request::SetReadOnly { of: 0, read_only, force: args.force }),
-            Name::Label if !channel.subvolume_of(&opened)?.1 => {
+            PropertyName::Ro => {
+                Request::Subvolume(subvolume::Request::SetReadOnly { of: 0, read_only, force: args.force })
+            }
+            PropertyName::Label if !channel.subvolume_of(&opened)?.1 => {
                 bail!("{target} is not a subvolume, so it has no label; name the mount or the image")
             }
-            Name::Label => Request::Filesystem(filesystem::Request::SetLabel { label: bytes.to_vec() }),
-            Name::Compression => Request::File(file::Request::SetCompression { of: 0, method: bytes.to_vec() }),
+            PropertyName::Label => Request::Filesystem(filesystem::Request::SetLabel { label: bytes.to_vec() }),
+            PropertyName::Compression => Request::File(file::Request::SetCompression { of: 0, method: bytes.to_vec() }),
         };
         let done = channel.call(request, &[&opened]);
         done.map(|_| ()).with_context(|| format!("cannot set {} of {target}", args.name.text()))

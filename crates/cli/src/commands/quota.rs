@@ -8,8 +8,8 @@ use ubtrfs_control::quota::{QuotaStatusMessage, Request, Response};
 use ubtrfs_control::{Channel, Response as AnyResponse};
 use ubtrfs_fs::QgroupId;
 
-use super::offline::Use;
-use super::place::{FilesystemArgs, Target, with_channel};
+use super::offline::ImageUse;
+use super::place::{CommandTarget, FilesystemArgs, with_channel};
 use crate::common::{print_json, print_out};
 use crate::job::with_progress;
 use crate::progs::is_progs;
@@ -29,7 +29,7 @@ enum Command {
     Disable(FilesystemArgs),
     /// Start a rescan, which counts everything again
     Rescan(RescanArgs),
-    Status(StatusArgs),
+    Status(QuotaStatusArgs),
 }
 
 #[derive(clap::Args)]
@@ -43,7 +43,7 @@ struct EnableArgs {
 
 /// Show whether quotas are on, and whether their numbers are reliable
 #[derive(clap::Args)]
-struct StatusArgs {
+struct QuotaStatusArgs {
     /// Print nothing; the exit status is 1 if quotas are off
     #[arg(long)]
     is_enabled: bool,
@@ -84,7 +84,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 fn change(args: &FilesystemArgs, what: &str, request: Request) -> anyhow::Result<()> {
     let target = args.path.clone().or_image();
-    with_channel(&target, &args.image, Use::Write, |channel| {
+    with_channel(&target, &args.image, ImageUse::Write, |channel| {
         let enables = matches!(request, Request::Enable { .. });
         let wants_simple = matches!(request, Request::Enable { simple: true });
         call(channel, &target, what, request)?;
@@ -99,7 +99,12 @@ fn change(args: &FilesystemArgs, what: &str, request: Request) -> anyhow::Result
 }
 
 /// Runs a command; `what` names the command's purpose in errors.
-pub(super) fn call(channel: &Channel<'_>, target: &Target, what: &str, request: Request) -> anyhow::Result<Response> {
+pub(super) fn call(
+    channel: &Channel<'_>,
+    target: &CommandTarget,
+    what: &str,
+    request: Request,
+) -> anyhow::Result<Response> {
     let done = channel.call(ubtrfs_control::Request::Quota(request), &[]);
     match done.with_context(|| format!("cannot {what} {}", target.filesystem()))? {
         AnyResponse::Quota(response) => Ok(response),
@@ -107,14 +112,14 @@ pub(super) fn call(channel: &Channel<'_>, target: &Target, what: &str, request: 
     }
 }
 
-pub(super) fn wait(channel: &Channel<'_>, target: &Target) -> anyhow::Result<()> {
+pub(super) fn wait(channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<()> {
     let request = ubtrfs_control::Request::Quota(Request::RescanWait);
     let done = with_progress("counting", |job| channel.call_with(request, &[], job));
     done.with_context(|| format!("cannot wait for the rescan of {}", target.filesystem()))?;
     Ok(())
 }
 
-pub(super) fn status_of(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Option<QuotaStatusMessage>> {
+pub(super) fn status_of(channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<Option<QuotaStatusMessage>> {
     match call(channel, target, "read the quotas of", Request::Status)? {
         Response::Status(status) => Ok(status),
         _ => bail!("{target}: unexpected answer of the server; unmount and mount with this ubtrfs"),
@@ -123,7 +128,7 @@ pub(super) fn status_of(channel: &Channel<'_>, target: &Target) -> anyhow::Resul
 
 fn rescan(args: &RescanArgs) -> anyhow::Result<()> {
     let target = args.of.path.clone().or_image();
-    let usage = if args.status { Use::Read } else { Use::Write };
+    let usage = if args.status { ImageUse::Read } else { ImageUse::Write };
     with_channel(&target, &args.of.image, usage, |channel| {
         if args.status {
             let status = status_of(channel, &target)?;
@@ -154,9 +159,9 @@ fn rescan(args: &RescanArgs) -> anyhow::Result<()> {
     })
 }
 
-fn status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
+fn status(args: &QuotaStatusArgs) -> anyhow::Result<ExitCode> {
     let target = args.of.path.clone().or_image();
-    with_channel(&target, &args.of.image, Use::Read, |channel| {
+    with_channel(&target, &args.of.image, ImageUse::Read, |channel| {
         let status = status_of(channel, &target)?;
         if args.is_enabled {
             return Ok(if status.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE });

@@ -16,11 +16,11 @@ use ubtrfs_format::item::DevReplaceItem;
 use ubtrfs_format::print::{escaped, insert_name};
 use ubtrfs_format::superblock::Superblock;
 
-use super::background::{self, Detached, Started};
+use super::background::{self, BackgroundStart, Detached};
 use super::device::{devids_of, new_device, superblock_of, tell_of_discard, unexpected};
 use super::offline::text::day_time_text;
-use super::offline::{ImageOptions, Use};
-use super::place::{Target, with_channel};
+use super::offline::{ImageOptions, ImageUse};
+use super::place::{CommandTarget, with_channel};
 use super::served::{until_closed, with_running, with_served};
 use crate::common::{Shown, print_json, print_out};
 use crate::job::with_progress_in_bytes;
@@ -35,8 +35,8 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    Start(StartArgs),
-    Status(StatusArgs),
+    Start(ReplaceStartArgs),
+    Status(ReplaceStatusArgs),
     Cancel(CancelArgs),
 }
 
@@ -47,7 +47,7 @@ enum Command {
 /// mounted it ends with the command. A replacement of the same device that was interrupted goes on. Exit status: 0 if
 /// nothing is lost, 1 after a failure, 3 if some data has no good copy.
 #[derive(clap::Args)]
-struct StartArgs {
+struct ReplaceStartArgs {
     /// Wait until the device is replaced
     #[arg(short = 'B')]
     wait: bool,
@@ -77,14 +77,14 @@ struct StartArgs {
     new: PathBuf,
     /// A directory in the mount, or an image that is not mounted
     #[arg(value_name = "PATH|IMAGE")]
-    path: Target,
+    path: CommandTarget,
     #[command(flatten)]
     image: ImageOptions,
 }
 
 /// Show how far the replacement is, until it ends, or what became of the last one
 #[derive(clap::Args)]
-struct StatusArgs {
+struct ReplaceStatusArgs {
     /// Print once, and do not wait for the end
     #[arg(short = '1')]
     once: bool,
@@ -93,7 +93,7 @@ struct StatusArgs {
     json: bool,
     /// A directory in the mount, or an image
     #[arg(value_name = "PATH|IMAGE")]
-    path: Target,
+    path: CommandTarget,
     #[command(flatten)]
     image: ImageOptions,
 }
@@ -105,7 +105,7 @@ struct StatusArgs {
 struct CancelArgs {
     /// A directory in the mount, or an image
     #[arg(value_name = "PATH|IMAGE")]
-    path: Target,
+    path: CommandTarget,
     #[command(flatten)]
     image: ImageOptions,
 }
@@ -123,9 +123,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn start(args: &StartArgs) -> anyhow::Result<ExitCode> {
+fn start(args: &ReplaceStartArgs) -> anyhow::Result<ExitCode> {
     let target = args.path.clone().or_image().or_its_mount();
-    if matches!(target, Target::Mounted(_)) && !args.wait && !args.detached {
+    if matches!(target, CommandTarget::Mounted(_)) && !args.wait && !args.detached {
         return start_in_background(args, &target);
     }
     let goes_to_new = is_target_of(&args.new, &target);
@@ -138,7 +138,7 @@ fn start(args: &StartArgs) -> anyhow::Result<ExitCode> {
         let devids = devids_of(channel, &target, std::slice::from_ref(&args.old))?;
         let devid = *devids.first().context("one device was named")?;
         if is_begun(&ask(channel, &target)?, devid) {
-            if matches!(target, Target::Image(_)) && !goes_to_new {
+            if matches!(target, CommandTarget::Image(_)) && !goes_to_new {
                 bail!(
                     "the replacement of {} in {target} that was interrupted goes to another device than {}; name that one, or \
                      end the replacement with: ubtrfs replace cancel {}",
@@ -184,8 +184,8 @@ fn start(args: &StartArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Whether the new device is that of an interrupted replacement of the image's filesystem.
-fn is_target_of(new: &Path, target: &Target) -> bool {
-    let Target::Image(at) = target else { return false };
+fn is_target_of(new: &Path, target: &CommandTarget) -> bool {
+    let CommandTarget::Image(at) = target else { return false };
     let own = superblock_of(new).ok().filter(Superblock::is_replacement_target);
     own.is_some_and(|own| superblock_of(&at.image).is_ok_and(|superblock| superblock.fsid == own.fsid))
 }
@@ -211,12 +211,12 @@ fn is_unfinished(last: &Last) -> bool {
 
 /// Waits for the end of the replacement that the opening of an image has resumed.
 fn resume(
-    args: &StartArgs,
-    target: &Target,
+    args: &ReplaceStartArgs,
+    target: &CommandTarget,
     channel: &Channel<'_>,
     detached: Option<&Detached>,
 ) -> anyhow::Result<ReplaceReportMessage> {
-    if matches!(target, Target::Mounted(_)) {
+    if matches!(target, CommandTarget::Mounted(_)) {
         let name = target.filesystem();
         bail!("a device is being replaced already; see: ubtrfs replace status {name}");
     }
@@ -237,7 +237,7 @@ fn lost_file((path, bytes): &(PathBytes, u64)) -> serde_json::Value {
 }
 
 /// The result as text, for a user of `ubtrfs`.
-fn text_of(args: &StartArgs, report: &ReplaceReportMessage) -> String {
+fn text_of(args: &ReplaceStartArgs, report: &ReplaceReportMessage) -> String {
     let mut text = match is_progs() {
         true => String::new(),
         false => format!("{} has taken the place of {}\n", args.new.shown(), args.old.shown()),
@@ -253,8 +253,8 @@ fn text_of(args: &StartArgs, report: &ReplaceReportMessage) -> String {
 
 /// Starts this program again for a replacement that goes on when this process ends. What is wrong with the arguments is
 /// told before.
-fn start_in_background(args: &StartArgs, target: &Target) -> anyhow::Result<ExitCode> {
-    let size_bytes = with_channel(target, &args.image, Use::Read, |channel| {
+fn start_in_background(args: &ReplaceStartArgs, target: &CommandTarget) -> anyhow::Result<ExitCode> {
+    let size_bytes = with_channel(target, &args.image, ImageUse::Read, |channel| {
         devids_of(channel, target, std::slice::from_ref(&args.old))?;
         new_device(&args.new, target, args.force, args.nodiscard).map(|(_, size_bytes)| size_bytes)
     })?;
@@ -266,18 +266,18 @@ fn start_in_background(args: &StartArgs, target: &Target) -> anyhow::Result<Exit
     again.extend([args.old.clone(), args.new.clone()].map(PathBuf::into_os_string));
     again.push(std::ffi::OsStr::from_bytes(&args.path.bytes()).to_owned());
     Ok(match background::start_with(again)? {
-        Started::Begun(_) => {
+        BackgroundStart::Begun(_) => {
             tell_of_discard(&args.new, size_bytes, args.nodiscard)?;
             ExitCode::SUCCESS
         }
-        Started::Ended(_, status) => ExitCode::from(status),
+        BackgroundStart::Ended(_, status) => ExitCode::from(status),
     })
 }
 
-fn status(args: StatusArgs) -> anyhow::Result<ExitCode> {
+fn status(args: ReplaceStatusArgs) -> anyhow::Result<ExitCode> {
     let target = args.path.or_image().or_its_mount();
     loop {
-        let now = with_running(&target, &args.image, Use::Read, |channel| ask(channel, &target))?;
+        let now = with_running(&target, &args.image, ImageUse::Read, |channel| ask(channel, &target))?;
         let is_running = matches!(now, Response::Running(_));
         if args.json {
             print_json(&json_of(&now))?;
@@ -291,7 +291,7 @@ fn status(args: StatusArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn ask(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Response> {
+fn ask(channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<Response> {
     match channel.call(AnyRequest::Replace(Request::Status), &[]) {
         Ok(AnyResponse::Replace(response @ (Response::Running(_) | Response::Last(_)))) => Ok(response),
         Ok(_) => Err(unexpected(target)),
@@ -368,7 +368,7 @@ fn time(seconds: u64) -> String {
 
 fn cancel(args: CancelArgs) -> anyhow::Result<ExitCode> {
     let target = args.path.or_image().or_its_mount();
-    let is_running = with_running(&target, &args.image, Use::Read, |channel| {
+    let is_running = with_running(&target, &args.image, ImageUse::Read, |channel| {
         let now = ask(channel, &target)?;
         Ok(match &now {
             Response::Last(Some(last)) => is_unfinished(last),
@@ -382,7 +382,7 @@ fn cancel(args: CancelArgs) -> anyhow::Result<ExitCode> {
         ));
         return Ok(ExitCode::from(NOT_RUNNING));
     }
-    with_running(&target, &args.image, Use::Write, |channel| {
+    with_running(&target, &args.image, ImageUse::Write, |channel| {
         until_closed(channel, &target, || {
             let done = channel.call(AnyRequest::Replace(Request::Cancel), &[]);
             done.map_err(|failure| anyhow!("cannot cancel the replacement of a device of {target}: {failure}"))

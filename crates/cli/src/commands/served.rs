@@ -11,20 +11,20 @@ use ubtrfs_control::{
 };
 use ubtrfs_fs::Fs;
 
-use super::offline::{ImageOptions, Use, with_shared_image};
-use super::place::{Target, with_channel};
+use super::offline::{ImageOptions, ImageUse, with_shared_image};
+use super::place::{CommandTarget, with_channel};
 use crate::common::{Shown, calling_user};
 
 /// Works like [`with_channel`], and serves commands of other processes on an image meanwhile.
 pub(crate) fn with_served<T>(
-    target: &Target,
+    target: &CommandTarget,
     options: &ImageOptions,
     kind: ImageWork,
     work: impl FnOnce(&Channel<'_>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let Target::Image(at) = target else { return with_channel(target, options, Use::Write, work) };
+    let CommandTarget::Image(at) = target else { return with_channel(target, options, ImageUse::Write, work) };
     let (mut server, mut worked) = (None, false);
-    let done = with_shared_image(&at.image, options, Use::Write, |fs| {
+    let done = with_shared_image(&at.image, options, ImageUse::Write, |fs| {
         server = Some(serve(&at.image, kind, fs)?);
         let (uid, gid) = calling_user();
         let done = work(&Channel::image(fs, uid, gid));
@@ -51,13 +51,13 @@ fn serve(image: &Path, kind: ImageWork, fs: &Arc<Fs>) -> anyhow::Result<ControlS
 
 /// Works like [`with_channel`], but if a process serves commands on the image, uses that process.
 pub(crate) fn with_running<T>(
-    target: &Target,
+    target: &CommandTarget,
     options: &ImageOptions,
-    usage: Use,
+    usage: ImageUse,
     work: impl FnOnce(&Channel<'_>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    if let Target::Image(at) = target
-        && let Some(channel) = Channel::open_image(&at.image, usage == Use::Write)
+    if let CommandTarget::Image(at) = target
+        && let Some(channel) = Channel::open_image(&at.image, usage == ImageUse::Write)
     {
         return work(&channel);
     }
@@ -68,7 +68,7 @@ pub(crate) fn with_running<T>(
 /// has closed the image.
 pub(crate) fn until_closed<T>(
     channel: &Channel<'_>,
-    target: &Target,
+    target: &CommandTarget,
     command: impl FnOnce() -> anyhow::Result<T>,
 ) -> anyhow::Result<()> {
     let end = if channel.is_mount() { None } else { channel.connect_to_end() };

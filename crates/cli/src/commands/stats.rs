@@ -13,8 +13,8 @@ use ubtrfs_format::print::json_lines;
 use ubtrfs_transaction::{Metric, prometheus_text};
 
 use super::inspect::{TreeStats, tree_stats};
-use super::offline::{ImageOptions, Use};
-use super::place::{Target, with_channel};
+use super::offline::{ImageOptions, ImageUse};
+use super::place::{CommandTarget, with_channel};
 use crate::common::{Shown, format_size, print_out};
 
 /// Show the counters of a mounted filesystem, or how full the trees of an image are
@@ -32,9 +32,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let (text, trees) = match Target::Mounted(args.target.clone()).or_image() {
-        Target::Mounted(path) => (mount_stats(&path)?, None),
-        Target::Image(at) => {
+    let (text, trees) = match CommandTarget::Mounted(args.target.clone()).or_image() {
+        CommandTarget::Mounted(path) => (mount_stats(&path)?, None),
+        CommandTarget::Image(at) => {
             let trees = tree_stats(&at.image)?;
             (prometheus_text(&metrics_of(&trees)), Some(trees))
         }
@@ -52,8 +52,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// Returns the counters of a mount as Prometheus text.
 pub(crate) fn mount_stats(path: &Path) -> anyhow::Result<String> {
-    let target = Target::Mounted(path.to_owned());
-    with_channel(&target, &ImageOptions::default(), Use::Read, |channel| {
+    let target = CommandTarget::Mounted(path.to_owned());
+    with_channel(&target, &ImageOptions::default(), ImageUse::Read, |channel| {
         let stats = channel.call(Request::Filesystem(filesystem::Request::Stats), &[]);
         match stats.with_context(|| format!("cannot read the counters of {target}"))? {
             Response::Filesystem(filesystem::Response::Stats(text)) => Ok(text),

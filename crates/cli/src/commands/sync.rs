@@ -7,8 +7,8 @@ use std::process::ExitCode;
 
 use anyhow::anyhow;
 
-use super::offline::{ImageOptions, Use};
-use super::place::{Target, with_channel};
+use super::offline::{ImageOptions, ImageUse};
+use super::place::{CommandTarget, with_channel};
 use crate::common::full_host_advice;
 
 /// Commit everything written to a filesystem, and return when it is durable
@@ -16,12 +16,12 @@ use crate::common::full_host_advice;
 pub(crate) struct Args {
     /// Any path in a mount, or an image that is not mounted
     #[arg(value_name = "PATH|IMAGE")]
-    path: Target,
+    path: CommandTarget,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let target = args.path.or_image();
-    with_channel(&target, &ImageOptions::default(), Use::Write, |channel| {
+    with_channel(&target, &ImageOptions::default(), ImageUse::Write, |channel| {
         channel.sync().map_err(|failure| {
             let advice = full_host_advice(&failure.text);
             anyhow!("not everything below {target} is durable: {failure}{advice}")

@@ -76,7 +76,7 @@ const ABSENT: &[(&str, &str)] = &[
 
 /// A command line of `btrfs` in parts.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Line {
+pub(super) struct CommandLine {
     /// Options before the command.
     pub(super) globals: Globals,
     /// Full names of the group and the command.
@@ -99,7 +99,7 @@ pub(super) struct Globals {
 pub(super) type Mistake = String;
 
 /// Splits a command line, without the program's name, into options, full names and the rest.
-pub(super) fn parse(args: &[OsString]) -> Result<Line, Mistake> {
+pub(super) fn parse(args: &[OsString]) -> Result<CommandLine, Mistake> {
     let (globals, mut rest) = globals(args)?;
     let mut names = Vec::new();
     let groups: Vec<&'static str> = COMMANDS.iter().map(|(group, _)| *group).collect();
@@ -115,7 +115,7 @@ pub(super) fn parse(args: &[OsString]) -> Result<Line, Mistake> {
         names.push(named(&format!("btrfs {}", names.join(" ")), commands, word)?);
         rest = after;
     }
-    Ok(Line { globals, names, rest: rest.to_vec() })
+    Ok(CommandLine { globals, names, rest: rest.to_vec() })
 }
 
 /// Whether this group needs the name of a command.
@@ -234,7 +234,7 @@ fn named(of: &str, names: &[&'static str], word: &OsStr) -> Result<&'static str,
 mod tests {
     use super::*;
 
-    fn line(text: &str) -> Result<Line, Mistake> {
+    fn line(text: &str) -> Result<CommandLine, Mistake> {
         parse(&text.split_whitespace().map(OsString::from).collect::<Vec<_>>())
     }
 

@@ -27,7 +27,7 @@ use rustix::io::Errno;
 use ubtrfs_control::Failure;
 
 use crate::common::{Shown, print_err, print_error, print_out};
-use grammar::{Globals, Line};
+use grammar::{CommandLine, Globals};
 
 /// The version of btrfs-progs whose commands and texts `btrfs` has.
 pub(crate) const VERSION: &str = "6.2";
@@ -159,7 +159,7 @@ fn btrfs(args: &[OsString]) -> Called {
             return Called::Done(if is_unknown { ExitCode::from(UNKNOWN_GLOBAL) } else { ExitCode::FAILURE });
         }
     };
-    let Line { globals, names, rest } = line;
+    let CommandLine { globals, names, rest } = line;
     if let Some(error) = linux::run_instead(&rest, args) {
         return Called::Done(print_error(&error));
     }

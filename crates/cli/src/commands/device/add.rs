@@ -16,8 +16,8 @@ use ubtrfs_format::print::insert_name;
 
 use super::remove::is_same_device;
 use super::{filesystem_of, unexpected};
-use crate::commands::offline::{ImageOptions, Use};
-use crate::commands::place::{Target, find_own, with_channel};
+use crate::commands::offline::{ImageOptions, ImageUse};
+use crate::commands::place::{CommandTarget, find_own, with_channel};
 use crate::commands::served::with_served;
 use crate::common::{Shown, format_size, print_json, print_out};
 use crate::job::with_progress_in_bytes;
@@ -71,7 +71,7 @@ pub(super) fn run(args: &AddArgs) -> anyhow::Result<ExitCode> {
     };
     // Nothing is written to a seed, so it is opened for reading.
     let added = match &target {
-        Target::Image(at) if is_seed(&at.image) => with_channel(&target, &args.image, Use::Read, work),
+        CommandTarget::Image(at) if is_seed(&at.image) => with_channel(&target, &args.image, ImageUse::Read, work),
         _ => with_served(&target, &args.image, ImageWork::Removal, work),
     }?;
     match args.json {
@@ -95,7 +95,7 @@ fn holding_filesystem(file: &File) -> Option<u64> {
 fn add(
     args: &AddArgs,
     channel: &Channel<'_>,
-    target: &Target,
+    target: &CommandTarget,
     path: &Path,
 ) -> anyhow::Result<(serde_json::Value, Option<String>)> {
     let (new, size_bytes) = new_device(path, target, args.force, args.nodiscard)?;
@@ -152,14 +152,14 @@ pub(crate) fn tell_of_discard(path: &Path, size_bytes: u64, nodiscard: bool) -> 
 /// file of the filesystem itself, because the server would wait for itself.
 pub(crate) fn new_device(
     path: &Path,
-    target: &Target,
+    target: &CommandTarget,
     force: bool,
     nodiscard: bool,
 ) -> anyhow::Result<(NewDevice, u64)> {
     let found = find_own(path)?.with_context(|| {
         format!("{} does not exist; for a new image file, run: truncate -s SIZE {}", path.shown(), path.shown())
     })?;
-    if let Target::Mounted(dir) = target
+    if let CommandTarget::Mounted(dir) = target
         && let Ok(dir) = std::fs::metadata(dir)
         && holding_filesystem(&File::from(found.try_clone()?)) == Some(dir.dev())
     {

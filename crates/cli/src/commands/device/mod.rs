@@ -21,8 +21,8 @@ use ubtrfs_format::superblock::{MAGIC, Superblock};
 use self::remove::is_same_device;
 use super::committed::first_superblock;
 use super::filesystem::{DeviceUsageArgs, device_usage};
-use super::offline::{Use, open_device, with_members};
-use super::place::{FilesystemArgs, Target, await_server, find_own, with_channel};
+use super::offline::{ImageUse, open_device, with_members};
+use super::place::{CommandTarget, FilesystemArgs, await_server, find_own, with_channel};
 use crate::columns::columns;
 use crate::common::{Shown, each, print_json, print_out, print_progs_json};
 use crate::progs::is_progs;
@@ -104,18 +104,18 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Divides the operands of a command into devices, and the filesystem at the end.
-fn filesystem_of(paths: &[PathBuf]) -> anyhow::Result<(Vec<PathBuf>, Target)> {
+fn filesystem_of(paths: &[PathBuf]) -> anyhow::Result<(Vec<PathBuf>, CommandTarget)> {
     let Some((filesystem, devices)) = paths.split_last().filter(|(_, devices)| !devices.is_empty()) else {
         bail!("give the devices, then the filesystem: a directory in its mount, or an image");
     };
-    let target = Target::from(filesystem.clone().into_os_string()).or_image().or_its_mount();
+    let target = CommandTarget::from(filesystem.clone().into_os_string()).or_image().or_its_mount();
     Ok((devices.to_vec(), target))
 }
 
 /// Asks for facts about a filesystem.
 fn call_filesystem(
     channel: &Channel<'_>,
-    target: &Target,
+    target: &CommandTarget,
     request: filesystem::Request,
 ) -> anyhow::Result<filesystem::Response> {
     match channel.call(ubtrfs_control::Request::Filesystem(request), &[]) {
@@ -125,7 +125,7 @@ fn call_filesystem(
     }
 }
 
-pub(crate) fn unexpected(target: &Target) -> anyhow::Error {
+pub(crate) fn unexpected(target: &CommandTarget) -> anyhow::Error {
     anyhow!("the server of {target} gave an unexpected answer; unmount and mount with this ubtrfs")
 }
 
@@ -178,11 +178,11 @@ pub(crate) fn superblock_of(path: &Path) -> anyhow::Result<Superblock> {
 fn stats(args: StatsArgs) -> anyhow::Result<ExitCode> {
     let given = args.of.path.or_image();
     let device = match &given {
-        Target::Image(at) if is_progs() && at.names().is_empty() => std::fs::canonicalize(&at.image).ok(),
+        CommandTarget::Image(at) if is_progs() && at.names().is_empty() => std::fs::canonicalize(&at.image).ok(),
         _ => None,
     };
     let target = given.or_its_mount();
-    let (usage, what) = if args.reset { (Use::Write, "reset") } else { (Use::Read, "read") };
+    let (usage, what) = if args.reset { (ImageUse::Write, "reset") } else { (ImageUse::Read, "read") };
     let stats = with_channel(&target, &args.of.image, usage, |channel| {
         let call = |request| {
             let done = channel.call(ubtrfs_control::Request::Device(request), &[]);

@@ -10,8 +10,8 @@ use ubtrfs_control::device::{Request, Response};
 use ubtrfs_control::{Channel, Failure, ImageId, ImageWork, filesystem, open_image};
 
 use super::{call_filesystem, filesystem_of, unexpected};
-use crate::commands::offline::{ImageOptions, Use};
-use crate::commands::place::Target;
+use crate::commands::offline::{ImageOptions, ImageUse};
+use crate::commands::place::CommandTarget;
 use crate::commands::served::{until_closed, with_running, with_served};
 use crate::common::{Shown, print_json, print_out};
 use crate::job::with_progress_in_bytes;
@@ -69,7 +69,7 @@ pub(super) fn run(args: &RemoveArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The ids of the devices that the user named.
-pub(crate) fn devids_of(channel: &Channel<'_>, target: &Target, named: &[PathBuf]) -> anyhow::Result<Vec<u64>> {
+pub(crate) fn devids_of(channel: &Channel<'_>, target: &CommandTarget, named: &[PathBuf]) -> anyhow::Result<Vec<u64>> {
     let filesystem::Response::Usage(usage) = call_filesystem(channel, target, filesystem::Request::Usage)? else {
         return Err(unexpected(target));
     };
@@ -103,8 +103,8 @@ pub(super) fn is_same_device(one: &Path, other: &Path) -> bool {
 }
 
 /// Cancels the removals that run on a mount, or in the process that has the image open.
-fn cancel(target: &Target, options: &ImageOptions) -> anyhow::Result<()> {
-    with_running(target, options, Use::Write, |channel| {
+fn cancel(target: &CommandTarget, options: &ImageOptions) -> anyhow::Result<()> {
+    with_running(target, options, ImageUse::Write, |channel| {
         until_closed(channel, target, || {
             let done = channel.call(ubtrfs_control::Request::Device(Request::CancelRemoval), &[]);
             done.map_err(|failure| anyhow!("cannot cancel the removal of devices of {target}: {failure}"))

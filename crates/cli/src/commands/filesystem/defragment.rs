@@ -8,8 +8,8 @@ use serde_json::json;
 use ubtrfs_control::Channel;
 use ubtrfs_control::defragment::{DefragmentCompression, DefragmentedFile, Request, Response};
 
-use crate::commands::offline::{ImageOptions, Use};
-use crate::commands::place::{Target, with_channel};
+use crate::commands::offline::{ImageOptions, ImageUse};
+use crate::commands::place::{CommandTarget, with_channel};
 use crate::common::{is_broken_pipe, parse_size, print_error, print_out, warn};
 use crate::job::with_progress_in_bytes;
 
@@ -22,7 +22,7 @@ use crate::job::with_progress_in_bytes;
 pub(crate) struct Args {
     /// Files, and with -r directories, in a mount or an image
     #[arg(value_name = "PATH|IMAGE:PATH", required = true)]
-    paths: Vec<Target>,
+    paths: Vec<CommandTarget>,
     /// Defragment all files below directories, but not the files in other subvolumes
     #[arg(short, long)]
     recursive: bool,
@@ -94,7 +94,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut status = ExitCode::SUCCESS;
     let mut all = Response::default();
     for target in &args.paths {
-        let done = with_channel(target, &ImageOptions::default(), Use::Write, |channel| one(args, channel, target));
+        let done =
+            with_channel(target, &ImageOptions::default(), ImageUse::Write, |channel| one(args, channel, target));
         match done.and_then(|done| if args.verbose { list(target, &done).map(|()| done) } else { Ok(done) }) {
             Ok(done) => {
                 all.files += done.files;
@@ -117,7 +118,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Prints the paths of the listed files.
-fn list(target: &Target, done: &Response) -> anyhow::Result<()> {
+fn list(target: &CommandTarget, done: &Response) -> anyhow::Result<()> {
     let path = |listed: &DefragmentedFile| match listed.path.as_slice() {
         b"" => target.to_string(),
         path => target.child(path).to_string(),
@@ -130,7 +131,7 @@ fn list(target: &Target, done: &Response) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn one(args: &Args, channel: &Channel<'_>, target: &Target) -> anyhow::Result<Response> {
+fn one(args: &Args, channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<Response> {
     let cannot = |error: &dyn std::fmt::Display| anyhow!("cannot defragment {target}: {error}");
     let is_dir = channel.is_dir(target.path()).map_err(|failure| cannot(&failure))?;
     if is_dir == Some(true) && !args.recursive {

@@ -13,8 +13,8 @@ use ubtrfs_control::disk_usage::{DiskUsage, NamedEntry, Request, collect, visit_
 use ubtrfs_format::print::insert_name;
 use ubtrfs_fs::Job;
 
-use crate::commands::offline::{ImageOptions, Use};
-use crate::commands::place::{Target, open, with_channel};
+use crate::commands::offline::{ImageOptions, ImageUse};
+use crate::commands::place::{CommandTarget, open, with_channel};
 use crate::common::{OUTPUT_LOST, print_error, print_json, stdout};
 use crate::job::with_progress;
 use crate::units::Units;
@@ -29,7 +29,7 @@ use crate::units::Units;
 pub(crate) struct Args {
     /// Files and directories, in a mount or an image
     #[arg(value_name = "PATH|IMAGE:PATH", required = true)]
-    paths: Vec<Target>,
+    paths: Vec<CommandTarget>,
     /// Show only one line with the sums for each path
     #[arg(short, long)]
     summarize: bool,
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut status = ExitCode::SUCCESS;
     let mut found = Vec::new();
     for target in &args.paths {
-        match with_channel(target, &args.image, Use::Read, |channel| one(args, channel, target)) {
+        match with_channel(target, &args.image, ImageUse::Read, |channel| one(args, channel, target)) {
             Ok(du) => found.push((target, du)),
             Err(error) => status = print_error(&error),
         }
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if !found.is_empty() {
         show(args, &found)?;
     }
-    for (target, Found { unreadable, .. }) in found.iter().filter(|(_, du)| du.unreadable > 0) {
+    for (target, DiskUsageCount { unreadable, .. }) in found.iter().filter(|(_, du)| du.unreadable > 0) {
         status = print_error(&anyhow!(
             "{target}: you may not read {unreadable} of the files and directories below it, so they were not counted"
         ));
@@ -63,16 +63,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// The count of one argument.
-struct Found {
+struct DiskUsageCount {
     usage: DiskUsage,
     unreadable: u64,
 }
 
-fn show(args: &Args, found: &[(&Target, Found)]) -> anyhow::Result<()> {
+fn show(args: &Args, found: &[(&CommandTarget, DiskUsageCount)]) -> anyhow::Result<()> {
     if args.json {
         let all: Vec<_> = found
             .iter()
-            .map(|(target, Found { usage: du, unreadable })| {
+            .map(|(target, DiskUsageCount { usage: du, unreadable })| {
                 let mut of = json!({
                     "total": du.total, "exclusive": du.exclusive, "set_shared": du.set_shared, "unreadable": unreadable
                 });
@@ -100,7 +100,7 @@ fn show(args: &Args, found: &[(&Target, Found)]) -> anyhow::Result<()> {
     let mut out = BufWriter::new(stdout());
     let mut print = |line: String| out.write_all(line.as_bytes()).context(OUTPUT_LOST);
     print(format!("{:>10}  {:>10}  {:>10}  {}\n", "Total", "Exclusive", "Set shared", "Filename"))?;
-    for (target, Found { usage: du, .. }) in found {
+    for (target, DiskUsageCount { usage: du, .. }) in found {
         visit_paths(&du.names, |path, entry| {
             print(line(entry.total, entry.exclusive, "-", &target.child(path).to_string()))
         })?;
@@ -109,7 +109,7 @@ fn show(args: &Args, found: &[(&Target, Found)]) -> anyhow::Result<()> {
     out.flush().context(OUTPUT_LOST)
 }
 
-fn one(args: &Args, channel: &Channel<'_>, target: &Target) -> anyhow::Result<Found> {
+fn one(args: &Args, channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<DiskUsageCount> {
     let cannot = || format!("cannot count the bytes of {target}");
     let file = open(channel, target)?;
     let names = !args.summarize;
@@ -127,5 +127,5 @@ fn one(args: &Args, channel: &Channel<'_>, target: &Target) -> anyhow::Result<Fo
         bail!("the server of {target} answered something else")
     };
     let usage = usage.map_err(|_| anyhow!("the reader of the count failed: this is a bug of ubtrfs"))?;
-    Ok(Found { usage: usage.with_context(cannot)?, unreadable: done.unreadable })
+    Ok(DiskUsageCount { usage: usage.with_context(cannot)?, unreadable: done.unreadable })
 }

@@ -7,8 +7,8 @@ use ubtrfs_control::filesystem::Request;
 
 use super::{call, info};
 use crate::commands::offline::text::printable;
-use crate::commands::offline::{ImageOptions, Use};
-use crate::commands::place::{Target, with_channel};
+use crate::commands::offline::{ImageOptions, ImageUse};
+use crate::commands::place::{CommandTarget, with_channel};
 use crate::common::print_out;
 
 /// Show or set the label
@@ -16,7 +16,7 @@ use crate::common::print_out;
 pub(super) struct Args {
     /// Any path in a mount, or an image
     #[arg(value_name = "PATH|IMAGE")]
-    target: Target,
+    target: CommandTarget,
     /// The new label, at most 255 bytes; an empty one removes it
     label: Option<OsString>,
     #[command(flatten)]
@@ -26,14 +26,14 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let target = args.target.clone().or_image().or_its_mount();
     let Some(label) = &args.label else {
-        let info = with_channel(&target, &args.image, Use::Read, |channel| info(channel, &target))?;
+        let info = with_channel(&target, &args.image, ImageUse::Read, |channel| info(channel, &target))?;
         return print_out(&format!("{}\n", printable(&info.label)));
     };
     let label = label.as_encoded_bytes().to_vec();
     if label.contains(&b'\n') {
         bail!("the label has a line break; choose a label of one line, at most 255 bytes");
     }
-    with_channel(&target, &args.image, Use::Write, |channel| {
+    with_channel(&target, &args.image, ImageUse::Write, |channel| {
         call(channel, &target, "set the label of", Request::SetLabel { label }).map(|_| ())
     })
 }

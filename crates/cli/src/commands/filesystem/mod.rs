@@ -20,7 +20,7 @@ use anyhow::{Context, bail};
 use ubtrfs_control::filesystem::{Request, Response};
 use ubtrfs_control::{Channel, Request as Command};
 
-use super::place::Target;
+use super::place::CommandTarget;
 
 /// Commands on a whole filesystem
 #[derive(clap::Args)]
@@ -65,7 +65,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Runs a command; `what` names the command's purpose in errors.
-fn call(channel: &Channel<'_>, target: &Target, what: &str, request: Request) -> anyhow::Result<Response> {
+fn call(channel: &Channel<'_>, target: &CommandTarget, what: &str, request: Request) -> anyhow::Result<Response> {
     match channel.call(Command::Filesystem(request), &[]) {
         Ok(ubtrfs_control::Response::Filesystem(response)) => Ok(response),
         Ok(_) => bail!("the server of {target} answered something else"),
@@ -74,7 +74,7 @@ fn call(channel: &Channel<'_>, target: &Target, what: &str, request: Request) ->
 }
 
 /// Returns identity, features and sizes of the filesystem.
-fn info(channel: &Channel<'_>, target: &Target) -> anyhow::Result<ubtrfs_control::filesystem::FilesystemInfo> {
+fn info(channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<ubtrfs_control::filesystem::FilesystemInfo> {
     match call(channel, target, "read the superblock of", Request::Info)? {
         Response::Info(info) => Ok(info),
         _ => bail!("the server of {target} answered something else"),

@@ -8,8 +8,8 @@ use ubtrfs_control::file::{MappedExtent, MappedExtentKind, Ranges, Request, Resp
 use ubtrfs_control::{Channel, CreatedFile, OpenedFile, Request as Command};
 use ubtrfs_fs::{Caller, NewInode};
 
-use crate::commands::offline::{ImageOptions, Use, lookup_parent};
-use crate::commands::place::{Target, open, with_channel};
+use crate::commands::offline::{ImageOptions, ImageUse, lookup_parent};
+use crate::commands::place::{CommandTarget, open, with_channel};
 use crate::common::{calling_user, parse_size, print_json, print_out};
 use crate::job::with_progress_in_bytes;
 
@@ -18,7 +18,7 @@ use crate::job::with_progress_in_bytes;
 pub(super) struct FiemapArgs {
     /// The file
     #[arg(value_name = "PATH|IMAGE:/PATH")]
-    file: Target,
+    file: CommandTarget,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -46,10 +46,10 @@ pub(super) struct DedupeArgs {
 struct RangeArgs {
     /// The file to share from
     #[arg(value_name = "SOURCE")]
-    source: Target,
+    source: CommandTarget,
     /// The file to change, in the same mount or image
     #[arg(value_name = "TARGET")]
-    target: Target,
+    target: CommandTarget,
     /// Offset of the range in the source
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
     source_offset: u64,
@@ -65,7 +65,7 @@ struct RangeArgs {
 
 pub(super) fn fiemap(args: &FiemapArgs) -> anyhow::Result<()> {
     let target = &args.file;
-    let extents = with_channel(target, &args.image, Use::Read, |channel| {
+    let extents = with_channel(target, &args.image, ImageUse::Read, |channel| {
         let file = open(channel, target)?;
         // Data in the kernel's page cache has no extent yet.
         channel.flush_file(&file).with_context(|| format!("cannot write back {target}"))?;
@@ -137,7 +137,7 @@ fn share(
         bail!("{source} and {target} are not in the same filesystem; name two paths in one mount or one image");
     }
     let ranges = Ranges { source: args.source_offset, target: args.target_offset, len: args.length };
-    with_channel(source, &args.image, Use::Write, |channel| {
+    with_channel(source, &args.image, ImageUse::Write, |channel| {
         if channel.is_dir(source.path())? == Some(true) {
             bail!("{source} is a directory; name a regular file");
         }
@@ -176,7 +176,7 @@ fn share(
 /// A file that the command made; removed on drop unless it is kept.
 struct NewFile<'f> {
     channel: &'f Channel<'f>,
-    target: &'f Target,
+    target: &'f CommandTarget,
     /// The file, in a mount; `None` in an image.
     in_mount: Option<CreatedFile>,
     is_kept: bool,
@@ -187,11 +187,11 @@ impl<'f> NewFile<'f> {
     /// for writing, which these permissions need not allow.
     fn make(
         channel: &'f Channel<'f>,
-        (source, from): (&Target, &OpenedFile),
-        target: &'f Target,
+        (source, from): (&CommandTarget, &OpenedFile),
+        target: &'f CommandTarget,
     ) -> anyhow::Result<(Self, OpenedFile)> {
         let mut made = Self { channel, target, in_mount: None, is_kept: false };
-        if let (Channel::Image { fs, .. }, Target::Image(at)) = (channel, target) {
+        if let (Channel::Image { fs, .. }, CommandTarget::Image(at)) = (channel, target) {
             let mode = fs.lookup_path(source.path().as_os_str().as_encoded_bytes(), true)?.mode & 0o777;
             let (dir, name) = lookup_parent(fs, at)?;
             let (uid, gid) = calling_user();
@@ -219,7 +219,7 @@ impl Drop for NewFile<'_> {
         }
         if let Some(created) = self.in_mount.take() {
             let _ = created.remove();
-        } else if let (Channel::Image { fs, .. }, Target::Image(at)) = (self.channel, self.target) {
+        } else if let (Channel::Image { fs, .. }, CommandTarget::Image(at)) = (self.channel, self.target) {
             let _ = lookup_parent(fs, at).map(|(dir, name)| fs.unlink(dir, name));
         }
     }

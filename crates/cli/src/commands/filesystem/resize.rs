@@ -16,8 +16,8 @@ use ubtrfs_volumes::DEVICE_RESERVED;
 
 use super::call;
 use crate::commands::device::unexpected;
-use crate::commands::offline::{ImageOptions, Use, open_device};
-use crate::commands::place::{Target, is_btrfs};
+use crate::commands::offline::{ImageOptions, ImageUse, open_device};
+use crate::commands::place::{CommandTarget, is_btrfs};
 use crate::commands::served::{until_closed, with_running, with_served};
 use crate::common::{Shown, format_size, parse_size, print_out};
 use crate::job::with_progress_in_bytes;
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     truncate: bool,
     /// A directory in a mount, or an image that is not mounted
     #[arg(value_name = "PATH|IMAGE")]
-    path: Target,
+    path: CommandTarget,
     /// Accepted for compatibility with btrfs-progs; a resize always waits for block groups that a balance moves
     #[arg(long)]
     enqueue: bool,
@@ -51,13 +51,13 @@ pub(crate) struct Args {
 
 /// The wanted size of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
+enum WantedSize {
     Size(NewSize),
     /// The smallest size that can be reached.
     Min,
 }
 
-fn parse(text: &str) -> anyhow::Result<(u64, Wanted)> {
+fn parse(text: &str) -> anyhow::Result<(u64, WantedSize)> {
     let (devid, size) = match text.split_once(':') {
         Some((devid, size)) => {
             (devid.parse().map_err(|_| anyhow!("'{devid}' is not a device id; see: ubtrfs filesystem show"))?, size)
@@ -65,7 +65,7 @@ fn parse(text: &str) -> anyhow::Result<(u64, Wanted)> {
         None => (1, text),
     };
     if size == "min" {
-        return Ok((devid, Wanted::Min));
+        return Ok((devid, WantedSize::Min));
     }
     let bytes = |text: &str| parse_size(text).map_err(|error| anyhow!("{error}; examples: 10G, +512M, -1G, max, min"));
     let size = match size {
@@ -76,7 +76,7 @@ fn parse(text: &str) -> anyhow::Result<(u64, Wanted)> {
             _ => NewSize::To(bytes(size)?),
         },
     };
-    Ok((devid, Wanted::Size(size)))
+    Ok((devid, WantedSize::Size(size)))
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -91,11 +91,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             print_out(&announcement(channel, &target, devid, &args.size, to)?)?;
         }
         let (before, now) = match to {
-            Wanted::Size(size) => {
+            WantedSize::Size(size) => {
                 enlarge_file(channel, &target, devid, size)?;
                 resize(channel, &target, devid, size)?
             }
-            Wanted::Min => shrink_to_least(channel, &target, devid)?,
+            WantedSize::Min => shrink_to_least(channel, &target, devid)?,
         };
         print_out(&match args.json {
             _ if is_progs() => String::new(),
@@ -112,7 +112,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// Makes the filesystem of an image as small as it can be, and shortens an image file to its size.
 pub(crate) fn shrink_image(image: &Path) -> anyhow::Result<()> {
-    let target = Target::Mounted(image.to_owned()).or_image();
+    let target = CommandTarget::Mounted(image.to_owned()).or_image();
     let shrink = |channel: &Channel<'_>| shrink_to_least(channel, &target, 1);
     let (_, now) = with_served(&target, &ImageOptions::default(), ImageWork::Resize, shrink)?;
     match std::fs::metadata(image).is_ok_and(|meta| meta.is_file()) {
@@ -122,12 +122,18 @@ pub(crate) fn shrink_image(image: &Path) -> anyhow::Result<()> {
 }
 
 /// The sentence of btrfs-progs before a resize.
-fn announcement(channel: &Channel<'_>, target: &Target, devid: u64, text: &str, to: Wanted) -> anyhow::Result<String> {
+fn announcement(
+    channel: &Channel<'_>,
+    target: &CommandTarget,
+    devid: u64,
+    text: &str,
+    to: WantedSize,
+) -> anyhow::Result<String> {
     let Some(device) = device(channel, target, devid)? else { return Ok(String::new()) };
     let size = match to {
-        Wanted::Size(NewSize::To(bytes)) => format_size(bytes),
-        Wanted::Size(NewSize::Add(bytes)) => format_size(device.total.saturating_add(bytes)),
-        Wanted::Size(NewSize::Sub(bytes)) => format_size(device.total.saturating_sub(bytes)),
+        WantedSize::Size(NewSize::To(bytes)) => format_size(bytes),
+        WantedSize::Size(NewSize::Add(bytes)) => format_size(device.total.saturating_add(bytes)),
+        WantedSize::Size(NewSize::Sub(bytes)) => format_size(device.total.saturating_sub(bytes)),
         _ => text.rsplit(':').next().unwrap_or(text).to_owned(),
     };
     let path = device.path.as_deref().unwrap_or("missing").shown();
@@ -136,8 +142,8 @@ fn announcement(channel: &Channel<'_>, target: &Target, devid: u64, text: &str, 
 
 /// Makes the file of an image larger if the new size needs it. The image is open and locked, so no other program changes
 /// it meanwhile.
-fn enlarge_file(channel: &Channel<'_>, target: &Target, devid: u64, to: NewSize) -> anyhow::Result<()> {
-    let (Target::Image(at), Some(bytes)) = (target, wanted(channel, devid, to)) else { return Ok(()) };
+fn enlarge_file(channel: &Channel<'_>, target: &CommandTarget, devid: u64, to: NewSize) -> anyhow::Result<()> {
+    let (CommandTarget::Image(at), Some(bytes)) = (target, wanted(channel, devid, to)) else { return Ok(()) };
     let image = &at.image;
     let cannot = || format!("cannot make {} larger", image.shown());
     // By now, another file may have the image's name.
@@ -153,7 +159,7 @@ fn enlarge_file(channel: &Channel<'_>, target: &Target, devid: u64, to: NewSize)
 }
 
 /// How the space of the filesystem is used.
-fn usage(channel: &Channel<'_>, target: &Target) -> anyhow::Result<filesystem::FilesystemUsage> {
+fn usage(channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<filesystem::FilesystemUsage> {
     match call(channel, target, "resize", filesystem::Request::Usage)? {
         filesystem::Response::Usage(usage) => Ok(usage),
         _ => Err(unexpected(target)),
@@ -161,12 +167,12 @@ fn usage(channel: &Channel<'_>, target: &Target) -> anyhow::Result<filesystem::F
 }
 
 /// The space of a device; `None` if the filesystem does not have the device.
-fn device(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow::Result<Option<filesystem::DeviceInfo>> {
+fn device(channel: &Channel<'_>, target: &CommandTarget, devid: u64) -> anyhow::Result<Option<filesystem::DeviceInfo>> {
     Ok(usage(channel, target)?.devices.into_iter().find(|device| device.devid == devid))
 }
 
 /// Resizes a device, and returns its size before and now.
-fn resize(channel: &Channel<'_>, target: &Target, devid: u64, to: NewSize) -> anyhow::Result<(u64, u64)> {
+fn resize(channel: &Channel<'_>, target: &CommandTarget, devid: u64, to: NewSize) -> anyhow::Result<(u64, u64)> {
     try_resize(channel, target, devid, to)?
         .map_err(|failure| anyhow!("cannot resize {}: {failure}", target.filesystem()))
 }
@@ -174,7 +180,7 @@ fn resize(channel: &Channel<'_>, target: &Target, devid: u64, to: NewSize) -> an
 /// Works like [`resize`], and returns the failure of the resize apart from other errors.
 fn try_resize(
     channel: &Channel<'_>,
-    target: &Target,
+    target: &CommandTarget,
     devid: u64,
     to: NewSize,
 ) -> anyhow::Result<Result<(u64, u64), CommandFailure>> {
@@ -192,7 +198,7 @@ fn try_resize(
 /// groups. Further steps try the size that the block groups need if they lie one after the other. For that, extents move
 /// into the free space of other block groups. Such a step may fail, but the block groups that it emptied are gone. The last
 /// steps halve the free space inside of block groups: new block groups of a smaller device are smaller, too.
-fn shrink_to_least(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow::Result<(u64, u64)> {
+fn shrink_to_least(channel: &Channel<'_>, target: &CommandTarget, devid: u64) -> anyhow::Result<(u64, u64)> {
     let cannot = |failure| anyhow!("cannot resize {}: {failure}", target.filesystem());
     let least = || match channel.call(ubtrfs_control::Request::Device(Request::MinSize { devid }), &[]) {
         Ok(ubtrfs_control::Response::Device(Response::MinSize(bytes))) => Ok(bytes),
@@ -242,7 +248,7 @@ fn shrink_to_least(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow
 }
 
 /// The size of a device whose block groups have no free space.
-fn needed(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow::Result<u64> {
+fn needed(channel: &Channel<'_>, target: &CommandTarget, devid: u64) -> anyhow::Result<u64> {
     let usage = usage(channel, target)?;
     let used_of = |(flags, bytes): &(u64, u64)| {
         let group = usage.groups.iter().find(|group| group.flags == *flags && group.total > 0);
@@ -255,14 +261,14 @@ fn needed(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow::Result<
 }
 
 /// The image file that is truncated after the resize; `None` if that was not asked for.
-fn image_to_truncate<'t>(args: &Args, target: &'t Target) -> anyhow::Result<Option<&'t Path>> {
+fn image_to_truncate<'t>(args: &Args, target: &'t CommandTarget) -> anyhow::Result<Option<&'t Path>> {
     match target {
         _ if !args.truncate => Ok(None),
-        Target::Image(at) if std::fs::metadata(&at.image).is_ok_and(|meta| !meta.is_file()) => {
+        CommandTarget::Image(at) if std::fs::metadata(&at.image).is_ok_and(|meta| !meta.is_file()) => {
             bail!("{} is not a file, so it cannot be truncated; omit --truncate", at.image.shown())
         }
-        Target::Image(at) => Ok(Some(&at.image)),
-        Target::Mounted(_) => {
+        CommandTarget::Image(at) => Ok(Some(&at.image)),
+        CommandTarget::Mounted(_) => {
             bail!(
                 "{target} is in a mount; resize it without --truncate, unmount it, and repeat the command on the image"
             )
@@ -289,10 +295,10 @@ fn truncate(image: &Path, devid: u64, now: u64) -> anyhow::Result<()> {
 
 /// The filesystem to resize. As in btrfs-progs, a path in a mount must be a directory, because a file could be meant as
 /// an image.
-fn filesystem(args: &Args) -> anyhow::Result<Target> {
+fn filesystem(args: &Args) -> anyhow::Result<CommandTarget> {
     let target = args.path.clone().or_image();
     target.await_server()?;
-    if let Target::Mounted(path) = &target
+    if let CommandTarget::Mounted(path) = &target
         && std::fs::metadata(path).is_ok_and(|meta| !meta.is_dir())
     {
         let mount = ubtrfs_fuse::holding_mount(path).map_or_else(|| "its directory".to_owned(), |(dir, _)| dir.shown());
@@ -302,8 +308,8 @@ fn filesystem(args: &Args) -> anyhow::Result<Target> {
 }
 
 /// Cancels the resize that is running on a mount, or in the process that has the image open.
-fn cancel(target: &Target) -> anyhow::Result<()> {
-    with_running(target, &ImageOptions::default(), Use::Write, |channel| {
+fn cancel(target: &CommandTarget) -> anyhow::Result<()> {
+    with_running(target, &ImageOptions::default(), ImageUse::Write, |channel| {
         until_closed(channel, target, || {
             let done = channel.call(ubtrfs_control::Request::Device(Request::CancelResize), &[]);
             done.map_err(|failure| anyhow!("cannot cancel the resize of {target}: {failure}"))
@@ -344,9 +350,9 @@ mod tests {
             ("-4096", 1, NewSize::Sub(4096)),
             ("1:max", 1, NewSize::Max),
         ] {
-            assert_eq!(parse(text).unwrap(), (devid, Wanted::Size(size)));
+            assert_eq!(parse(text).unwrap(), (devid, WantedSize::Size(size)));
         }
-        assert_eq!(parse("3:min").unwrap(), (3, Wanted::Min));
+        assert_eq!(parse("3:min").unwrap(), (3, WantedSize::Min));
         for wrong in ["", "x:1G", "1:", "ten", "--1G", "+", "max:1"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }

@@ -4,8 +4,8 @@ use anyhow::{anyhow, bail};
 use serde_json::json;
 use ubtrfs_control::filesystem::{Request, Response};
 
-use crate::commands::offline::{ImageOptions, Use};
-use crate::commands::place::{Target, with_channel};
+use crate::commands::offline::{ImageOptions, ImageUse};
+use crate::commands::place::{CommandTarget, with_channel};
 use crate::common::{parse_size, print_out};
 use crate::job::with_progress_in_bytes;
 
@@ -23,7 +23,7 @@ pub(crate) struct Args {
     minimum: u64,
     /// A path in a mount, or an image that is not mounted
     #[arg(value_name = "PATH|IMAGE")]
-    path: Target,
+    path: CommandTarget,
     /// Print the number of trimmed bytes as JSON
     #[arg(long)]
     json: bool,
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let target = args.path.clone().or_image();
     let len_bytes = args.length.unwrap_or(u64::MAX);
     let request = Request::Trim { start: args.offset, len_bytes, min_bytes: args.minimum };
-    let bytes = with_channel(&target, &ImageOptions::default(), Use::Write, |channel| {
+    let bytes = with_channel(&target, &ImageOptions::default(), ImageUse::Write, |channel| {
         let request = ubtrfs_control::Request::Filesystem(request);
         match with_progress_in_bytes("discarding free space", |job| channel.call_with(request, &[], job)) {
             Ok(ubtrfs_control::Response::Filesystem(Response::Trimmed(bytes))) => Ok(bytes),

@@ -17,8 +17,8 @@ use uuid::Uuid;
 use super::unmounted::unmounted;
 use super::{call, info, usage_table};
 use crate::commands::offline::text::printable;
-use crate::commands::offline::{ImageOptions, Use};
-use crate::commands::place::{Target, with_channel};
+use crate::commands::offline::{ImageOptions, ImageUse};
+use crate::commands::place::{CommandTarget, with_channel};
 use crate::common::{Shown, each, print_json, print_out, print_progs_json};
 use crate::progs::is_progs;
 use crate::units::{UnitLetters, Units};
@@ -28,7 +28,7 @@ use crate::units::{UnitLetters, Units};
 pub(super) struct DfArgs {
     /// Any path in a mount, or an image
     #[arg(value_name = "PATH|IMAGE")]
-    target: Target,
+    target: CommandTarget,
     #[command(flatten)]
     letters: UnitLetters,
     #[command(flatten)]
@@ -40,7 +40,7 @@ pub(super) struct DfArgs {
 pub(super) struct UsageArgs {
     /// Paths in mounts, or images
     #[arg(value_name = "PATH|IMAGE", required = true)]
-    targets: Vec<Target>,
+    targets: Vec<CommandTarget>,
     /// Print a table with a line for each device
     #[arg(short = 'T', conflicts_with = "json")]
     table: bool,
@@ -55,7 +55,7 @@ pub(super) struct UsageArgs {
 pub(crate) struct DeviceUsageArgs {
     /// Paths in mounts, or images
     #[arg(value_name = "PATH|IMAGE", required = true)]
-    targets: Vec<Target>,
+    targets: Vec<CommandTarget>,
     #[command(flatten)]
     letters: UnitLetters,
     #[command(flatten)]
@@ -93,9 +93,9 @@ struct Common {
 }
 
 impl Common {
-    fn usage(&self, target: &Target) -> anyhow::Result<FilesystemUsage> {
+    fn usage(&self, target: &CommandTarget) -> anyhow::Result<FilesystemUsage> {
         let target = target.clone().or_image().or_its_mount();
-        with_channel(&target, &self.image, Use::Read, |channel| {
+        with_channel(&target, &self.image, ImageUse::Read, |channel| {
             match call(channel, &target, "read the space of", Request::Usage)? {
                 Response::Usage(usage) => Ok(usage),
                 _ => bail!("the server of {target} answered something else"),
@@ -243,7 +243,7 @@ fn by_group(units: &Units, usage: &FilesystemUsage) -> Result<String, std::fmt::
 
 pub(super) fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
     let common = &args.common;
-    let named = args.target.clone().map(Target::from);
+    let named = args.target.clone().map(CommandTarget::from);
     if let (Some(target), false) = (&named, args.target.as_deref().is_some_and(is_id)) {
         let target = target.clone().or_image().or_its_mount();
         show_one(common, &Described::of(&target, &common.image)?)?;
@@ -299,7 +299,7 @@ fn mounted() -> Vec<Described> {
             continue;
         }
         seen.push(mount.filesystem().to_vec());
-        let target = Target::Mounted(mount.dir().to_owned());
+        let target = CommandTarget::Mounted(mount.dir().to_owned());
         found.extend(target.await_server().and_then(|()| Described::of(&target, &ImageOptions::default())));
     }
     found
@@ -315,13 +315,13 @@ pub(super) struct Described {
 }
 
 impl Described {
-    fn of(target: &Target, image: &ImageOptions) -> anyhow::Result<Self> {
-        with_channel(target, image, Use::Read, |channel| {
+    fn of(target: &CommandTarget, image: &ImageOptions) -> anyhow::Result<Self> {
+        with_channel(target, image, ImageUse::Read, |channel| {
             let info = info(channel, target)?;
             match call(channel, target, "read the space of", Request::Usage)? {
                 Response::Usage(usage) => {
                     let used = usage.groups.iter().fold(0u64, |sum, group| sum.saturating_add(group.used));
-                    Ok(Self { info, usage, used, is_mounted: matches!(target, Target::Mounted(_)) })
+                    Ok(Self { info, usage, used, is_mounted: matches!(target, CommandTarget::Mounted(_)) })
                 }
                 _ => bail!("the server of {target} answered something else"),
             }

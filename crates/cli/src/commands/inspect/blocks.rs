@@ -27,7 +27,7 @@ pub(super) struct Blocks {
 }
 
 /// A block as found on disk, and its damage.
-pub(super) struct Block {
+pub(super) struct InspectedBlock {
     pub(super) raw: Vec<u8>,
     pub(super) damage: Option<String>,
 }
@@ -147,7 +147,7 @@ impl Blocks {
     }
 
     /// Reads a block (I1); fails only if no copy can be read at all.
-    pub(super) fn read(&self, pointer: &Pointer) -> ubtrfs_error::Result<Block> {
+    pub(super) fn read(&self, pointer: &Pointer) -> ubtrfs_error::Result<InspectedBlock> {
         let mut raw = vec![0; self.nodesize];
         let csum_type = self.superblock().csum_type().unwrap_or_default();
         let verify = |_: usize, piece: &[u8]| {
@@ -172,7 +172,7 @@ impl Blocks {
                 Some(error.to_string())
             }
         };
-        Ok(Block { raw, damage })
+        Ok(InspectedBlock { raw, damage })
     }
 
     fn check(&self, raw: &[u8], pointer: &Pointer) -> Option<String> {
@@ -192,14 +192,16 @@ impl Blocks {
         &self,
         root: Pointer,
         order: Order,
-        visit: &mut dyn FnMut(&Pointer, &Block) -> Result<(), E>,
+        visit: &mut dyn FnMut(&Pointer, &InspectedBlock) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut visited = HashSet::from([root.bytenr]);
         let mut queue = VecDeque::from([root]);
         while let Some(pointer) = queue.pop_front() {
             let block = match self.read(&pointer) {
                 Ok(block) => block,
-                Err(error) => Block { raw: Vec::new(), damage: Some(format!("block {}: {error}", pointer.bytenr)) },
+                Err(error) => {
+                    InspectedBlock { raw: Vec::new(), damage: Some(format!("block {}: {error}", pointer.bytenr)) }
+                }
             };
             visit(&pointer, &block)?;
             let mut children = children_of(&block.raw, &pointer);

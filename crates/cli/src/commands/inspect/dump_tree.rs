@@ -17,7 +17,7 @@ use ubtrfs_format::node::NodeView;
 use ubtrfs_format::print::{KeyText, PrintOptions, ToJson, node_json, print_node, superblock_json};
 use ubtrfs_format::{Key, KeyType, Logical, RootId};
 
-use super::blocks::{Block, Blocks, Order, Pointer};
+use super::blocks::{Blocks, InspectedBlock, Order, Pointer};
 use super::json_stream::JsonStream;
 use super::trees;
 use crate::commands::committed::Committed;
@@ -124,7 +124,7 @@ fn dump(
         ..blocks.print_options()
     };
     let order = if args.dfs { Order::DepthFirst } else { Order::BreadthFirst };
-    let output: Box<dyn Output + '_> =
+    let output: Box<dyn DumpFormat + '_> =
         if args.json { Box::new(JsonOutput::new(out, options)) } else { Box::new(TextOutput { out, options }) };
     let mut dump = Dump { blocks: &blocks, output, order, is_damaged: false, tell };
     dump.all(args).context(OUTPUT_LOST)?;
@@ -132,7 +132,7 @@ fn dump(
 }
 
 /// A tree to print: its root, and the key of its root item.
-struct Tree {
+struct DumpedTree {
     title: &'static str,
     key: Option<Key>,
     root: Pointer,
@@ -140,7 +140,7 @@ struct Tree {
 
 struct Dump<'a> {
     blocks: &'a Blocks,
-    output: Box<dyn Output + 'a>,
+    output: Box<dyn DumpFormat + 'a>,
     order: Order,
     is_damaged: bool,
     /// Takes a line for each damaged block.
@@ -162,7 +162,7 @@ impl Dump<'_> {
             if args.backups {
                 self.output.backups(self.blocks)?;
             }
-            let wanted: Vec<&Tree> = trees.iter().filter(|tree| args.wants(tree)).collect();
+            let wanted: Vec<&DumpedTree> = trees.iter().filter(|tree| args.wants(tree)).collect();
             // As in btrfs-progs, a tree that does not exist is no error for `btrfs`.
             if wanted.is_empty() && args.tree.is_some() && !is_progs() {
                 let name = args.tree.unwrap_or_default();
@@ -192,19 +192,19 @@ impl Dump<'_> {
         }
         let block = match self.blocks.read(&root) {
             Ok(block) => block,
-            Err(error) => Block { raw: Vec::new(), damage: Some(format!("block {}: {error}", root.bytenr)) },
+            Err(error) => InspectedBlock { raw: Vec::new(), damage: Some(format!("block {}: {error}", root.bytenr)) },
         };
         self.is_damaged |= print_damage(&block, self.tell);
         self.output.block(&root, &block)
     }
 
     /// All trees in printing order.
-    fn trees(&self) -> Vec<Tree> {
+    fn trees(&self) -> Vec<DumpedTree> {
         let (blocks, mut trees) = (self.blocks, Vec::new());
-        trees.push(Tree { title: "root tree", key: None, root: blocks.root_tree() });
-        trees.push(Tree { title: "chunk tree", key: None, root: blocks.chunk_root() });
+        trees.push(DumpedTree { title: "root tree", key: None, root: blocks.root_tree() });
+        trees.push(DumpedTree { title: "chunk tree", key: None, root: blocks.chunk_root() });
         let log_root = blocks.log_root();
-        trees.extend(log_root.map(|root| Tree { title: "log root tree", key: None, root }));
+        trees.extend(log_root.map(|root| DumpedTree { title: "log root tree", key: None, root }));
         trees.extend(trees_of(blocks, blocks.root_tree()));
         trees.extend(log_root.into_iter().flat_map(|root| trees_of(blocks, root)));
         trees
@@ -222,7 +222,7 @@ pub(super) fn roots(blocks: &Blocks) -> Vec<(RootId, &'static str, Pointer)> {
 impl Args {
     /// Whether to print the blocks of a tree. Without a choice, all trees are printed. Choosing the log tree selects the
     /// log root tree and all logs.
-    fn wants(&self, tree: &Tree) -> bool {
+    fn wants(&self, tree: &DumpedTree) -> bool {
         let of = |choice: RootId| match tree.key {
             Some(key) => RootId(key.objectid) == choice,
             None => tree.root.tree == Some(choice),
@@ -239,7 +239,7 @@ impl Args {
 }
 
 /// Returns the trees whose root items are in a root tree. Damage is reported when the root tree is printed.
-fn trees_of(blocks: &Blocks, root: Pointer) -> Vec<Tree> {
+fn trees_of(blocks: &Blocks, root: Pointer) -> Vec<DumpedTree> {
     let mut trees = Vec::new();
     let walked: Result<(), std::convert::Infallible> = blocks.walk(root, Order::BreadthFirst, &mut |_, block| {
         let Ok(view) = NodeView::new(&block.raw) else { return Ok(()) };
@@ -250,7 +250,7 @@ fn trees_of(blocks: &Blocks, root: Pointer) -> Vec<Tree> {
             }
             let Ok(item) = RootItem::decode_any(data) else { continue };
             let tree = RootId(key.objectid);
-            trees.push(Tree {
+            trees.push(DumpedTree {
                 title: trees::title(tree),
                 key: Some(key),
                 root: Pointer {
@@ -271,7 +271,7 @@ fn trees_of(blocks: &Blocks, root: Pointer) -> Vec<Tree> {
 }
 
 /// Passes on the damage of a block as one line. Returns whether the block is damaged.
-fn print_damage(block: &Block, tell: &mut dyn FnMut(&str)) -> bool {
+fn print_damage(block: &InspectedBlock, tell: &mut dyn FnMut(&str)) -> bool {
     if let Some(damage) = &block.damage {
         tell(damage);
     }
@@ -279,14 +279,14 @@ fn print_damage(block: &Block, tell: &mut dyn FnMut(&str)) -> bool {
 }
 
 /// The format of a dump.
-trait Output {
+trait DumpFormat {
     fn start(&mut self, blocks: &Blocks) -> io::Result<()>;
-    fn open_tree(&mut self, tree: &Tree) -> io::Result<()>;
+    fn open_tree(&mut self, tree: &DumpedTree) -> io::Result<()>;
     /// Prints only the root of a tree, if the format has a line for that.
-    fn root(&mut self, tree: &Tree) -> io::Result<()>;
+    fn root(&mut self, tree: &DumpedTree) -> io::Result<()>;
     /// Prints the roots of earlier commits, if the format has lines for that.
     fn backups(&mut self, blocks: &Blocks) -> io::Result<()>;
-    fn block(&mut self, pointer: &Pointer, block: &Block) -> io::Result<()>;
+    fn block(&mut self, pointer: &Pointer, block: &InspectedBlock) -> io::Result<()>;
     fn close_tree(&mut self) -> io::Result<()>;
     fn end(&mut self, blocks: &Blocks, with_totals: bool) -> io::Result<()>;
 }
@@ -296,7 +296,7 @@ struct TextOutput<W> {
     options: PrintOptions,
 }
 
-impl<W: Write> Output for TextOutput<W> {
+impl<W: Write> DumpFormat for TextOutput<W> {
     fn start(&mut self, _blocks: &Blocks) -> io::Result<()> {
         match is_progs() {
             true => writeln!(self.out, "btrfs-progs v{PROGS_VERSION}"),
@@ -304,14 +304,14 @@ impl<W: Write> Output for TextOutput<W> {
         }
     }
 
-    fn open_tree(&mut self, tree: &Tree) -> io::Result<()> {
+    fn open_tree(&mut self, tree: &DumpedTree) -> io::Result<()> {
         match &tree.key {
             Some(key) => writeln!(self.out, "{} key {} ", tree.title, KeyText(key)),
             None => writeln!(self.out, "{}", tree.title),
         }
     }
 
-    fn root(&mut self, tree: &Tree) -> io::Result<()> {
+    fn root(&mut self, tree: &DumpedTree) -> io::Result<()> {
         let (bytenr, level) = (tree.root.bytenr, tree.root.level.unwrap_or_default());
         match &tree.key {
             Some(key) => writeln!(self.out, "{} key {} {bytenr} level {level}", tree.title, KeyText(key)),
@@ -339,7 +339,7 @@ impl<W: Write> Output for TextOutput<W> {
         Ok(())
     }
 
-    fn block(&mut self, _pointer: &Pointer, block: &Block) -> io::Result<()> {
+    fn block(&mut self, _pointer: &Pointer, block: &InspectedBlock) -> io::Result<()> {
         if block.raw.is_empty() {
             return Ok(());
         }
@@ -378,13 +378,13 @@ impl<W: Write> JsonOutput<W> {
     }
 }
 
-impl<W: Write> Output for JsonOutput<W> {
+impl<W: Write> DumpFormat for JsonOutput<W> {
     fn start(&mut self, blocks: &Blocks) -> io::Result<()> {
         self.stream.object()?;
         self.stream.field("superblock", &superblock_json(&blocks.superblock().encode_with_csum()))
     }
 
-    fn open_tree(&mut self, tree: &Tree) -> io::Result<()> {
+    fn open_tree(&mut self, tree: &DumpedTree) -> io::Result<()> {
         if !std::mem::replace(&mut self.has_trees, true) {
             self.stream.array("trees")?;
         }
@@ -396,7 +396,7 @@ impl<W: Write> Output for JsonOutput<W> {
         self.stream.array("blocks")
     }
 
-    fn root(&mut self, _tree: &Tree) -> io::Result<()> {
+    fn root(&mut self, _tree: &DumpedTree) -> io::Result<()> {
         Ok(())
     }
 
@@ -404,7 +404,7 @@ impl<W: Write> Output for JsonOutput<W> {
         Ok(())
     }
 
-    fn block(&mut self, pointer: &Pointer, block: &Block) -> io::Result<()> {
+    fn block(&mut self, pointer: &Pointer, block: &InspectedBlock) -> io::Result<()> {
         if !self.has_trees && !std::mem::replace(&mut self.has_blocks, true) {
             self.stream.array("blocks")?;
         }

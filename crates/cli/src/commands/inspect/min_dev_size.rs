@@ -6,7 +6,7 @@ use anyhow::{anyhow, bail};
 use ubtrfs_control::Response as AnyResponse;
 use ubtrfs_control::device::{Request, Response};
 
-use crate::commands::offline::Use;
+use crate::commands::offline::ImageUse;
 use crate::commands::place::{FilesystemArgs, with_channel};
 use crate::common::{format_size, print_out};
 
@@ -25,7 +25,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let target = args.of.path.clone().or_image();
-    with_channel(&target, &args.of.image, Use::Read, |channel| {
+    with_channel(&target, &args.of.image, ImageUse::Read, |channel| {
         let request = ubtrfs_control::Request::Device(Request::MinSize { devid: args.devid });
         let done = channel.call(request, &[]).map_err(|failure| anyhow!("cannot examine {target}: {failure}"))?;
         let AnyResponse::Device(Response::MinSize(bytes)) = done else {

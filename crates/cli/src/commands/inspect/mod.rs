@@ -46,10 +46,10 @@ enum Command {
 }
 
 /// A chunk: flags, logical start and length.
-type Chunk = (BlockGroupFlags, u64, u64);
+type ChunkSummary = (BlockGroupFlags, u64, u64);
 
 /// The size of the filesystem on a device, and its chunks in order of their addresses.
-pub(crate) fn chunks(device: &Path) -> anyhow::Result<(u64, Vec<Chunk>)> {
+pub(crate) fn chunks(device: &Path) -> anyhow::Result<(u64, Vec<ChunkSummary>)> {
     let committed = Committed::open(&[device.to_owned()])?;
     let blocks = blocks::Blocks::open(committed.as_devices())?;
     let mut chunks = Vec::new();

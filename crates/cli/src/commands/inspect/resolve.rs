@@ -15,8 +15,8 @@ use ubtrfs_control::resolve::{InodeUse, PathBytes, RESULTS_MAX, Request, Respons
 use ubtrfs_fuse::holding_mount;
 
 use crate::commands::offline::text::printable;
-use crate::commands::offline::{ImageOptions, LongImageOptions, Use};
-use crate::commands::place::{Target, open, with_channel};
+use crate::commands::offline::{ImageOptions, ImageUse, LongImageOptions};
+use crate::commands::place::{CommandTarget, open, with_channel};
 use crate::common::{parse_size, print_err, print_out, warn};
 
 /// Print the paths of all files that use the data at an address
@@ -39,7 +39,7 @@ pub(super) struct LogicalArgs {
     bytenr: u64,
     /// A path in a mount or in an image
     #[arg(value_name = "PATH|IMAGE:/PATH")]
-    path: Target,
+    path: CommandTarget,
     #[command(flatten)]
     image: LongImageOptions,
 }
@@ -91,7 +91,7 @@ pub(super) struct SubvolidArgs {
 pub(super) struct PathArgs {
     /// A path in a mount or in an image
     #[arg(value_name = "PATH|IMAGE:/PATH")]
-    path: Target,
+    path: CommandTarget,
     #[command(flatten)]
     image: ImageOptions,
 }
@@ -152,8 +152,8 @@ pub(super) fn rootid(args: PathArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn ask(of: &PathArgs, target: &Target, what: &str, request: Request) -> anyhow::Result<Response> {
-    let answer = with_channel(target, &of.image, Use::Read, |channel| {
+fn ask(of: &PathArgs, target: &CommandTarget, what: &str, request: Request) -> anyhow::Result<Response> {
+    let answer = with_channel(target, &of.image, ImageUse::Read, |channel| {
         let file = open(channel, target)?;
         let missing = match &request {
             Request::Inode { .. } => "the subvolume has no such inode",
@@ -171,16 +171,16 @@ fn ask(of: &PathArgs, target: &Target, what: &str, request: Request) -> anyhow::
     }
 }
 
-fn other_answer(target: &Target) -> anyhow::Error {
+fn other_answer(target: &CommandTarget) -> anyhow::Error {
     anyhow!("{target}: unexpected answer of the server; unmount and mount with this ubtrfs")
 }
 
-fn print_files(target: &Target, answer: Response) -> anyhow::Result<ExitCode> {
+fn print_files(target: &CommandTarget, answer: Response) -> anyhow::Result<ExitCode> {
     let Response::Paths { paths, shown, is_cut } = answer else { return Err(other_answer(target)) };
     if is_cut {
         warn_of_more();
     }
-    let Target::Mounted(place) = target else { return print_from_top(&paths) };
+    let CommandTarget::Mounted(place) = target else { return print_from_top(&paths) };
     let (dir, root) =
         holding_mount(place).with_context(|| format!("{target}: /proc/self/mountinfo does not list its mount"))?;
     let mut lines = String::new();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use ubtrfs_format::node::NodeView;
 use ubtrfs_format::{KeyType, RootId};
 
-use super::blocks::{Block, Blocks, Order, Pointer};
+use super::blocks::{Blocks, InspectedBlock, Order, Pointer};
 use super::dump_tree;
 use crate::commands::committed::Committed;
 use crate::commands::offline::with_members;
@@ -40,7 +40,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let roots = dump_tree::roots(&blocks);
         for (id, name) in TREES {
             let Some((_, _, root)) = roots.iter().find(|(found, _, _)| *found == id) else { continue };
-            let layout = Layout::of(&blocks, *root, &mut damage);
+            let layout = TreeLayout::of(&blocks, *root, &mut damage);
             write!(text, "Calculating size of {name} tree\n{}", layout.text(&units)?)?;
         }
         let is_damaged = !damage.is_empty();
@@ -69,7 +69,7 @@ struct Siblings {
 
 /// How the blocks of a tree lie on the disk.
 #[derive(Default)]
-struct Layout {
+struct TreeLayout {
     nodesize: u64,
     /// The number of blocks on each level.
     levels: Vec<u64>,
@@ -86,7 +86,7 @@ struct Layout {
     below: Vec<Siblings>,
 }
 
-impl Layout {
+impl TreeLayout {
     fn of(blocks: &Blocks, root: Pointer, damage: &mut Vec<String>) -> Self {
         let mut layout = Self { nodesize: blocks.superblock().nodesize.into(), lowest: u64::MAX, ..Self::default() };
         let began = Instant::now();
@@ -101,7 +101,7 @@ impl Layout {
         layout
     }
 
-    fn add(&mut self, pointer: &Pointer, block: &Block) {
+    fn add(&mut self, pointer: &Pointer, block: &InspectedBlock) {
         let Ok(view) = NodeView::new(&block.raw) else { return };
         let (bytenr, level) = (pointer.bytenr.0, usize::from(view.level()));
         let nr_levels = self.levels.len().max(level + 1);

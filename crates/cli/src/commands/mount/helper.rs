@@ -34,7 +34,7 @@ pub(crate) fn as_mount_helper(args: Vec<OsString>, commands: &[String]) -> Vec<O
 
 /// Who runs this program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Caller {
+pub(super) enum HelperCaller {
     /// mount(8) for all lines of fstab.
     MountAll,
     /// mount(8) for one mount.
@@ -43,7 +43,7 @@ pub(super) enum Caller {
     Other,
 }
 
-impl Caller {
+impl HelperCaller {
     /// The parent of this process.
     pub(super) fn of_this_process() -> Self {
         let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
@@ -128,14 +128,14 @@ mod tests {
 
     #[test]
     fn mount_and_its_option_for_all_are_recognized() {
-        let caller = |line: &str| Caller::of_line(line.split(' ').map(str::as_bytes));
+        let caller = |line: &str| HelperCaller::of_line(line.split(' ').map(str::as_bytes));
         for line in ["mount -a", "/bin/mount -vat ubtrfs", "mount -T fstab --all"] {
-            assert_eq!(caller(line), Caller::MountAll, "{line}");
+            assert_eq!(caller(line), HelperCaller::MountAll, "{line}");
         }
         for line in ["mount -t auto /i /m", "mount -oatime /i /m", "mount /a /m"] {
-            assert_eq!(caller(line), Caller::Mount, "{line}");
+            assert_eq!(caller(line), HelperCaller::Mount, "{line}");
         }
-        assert_eq!(caller("sh -a"), Caller::Other);
+        assert_eq!(caller("sh -a"), HelperCaller::Other);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::common::{Shown, warn};
 
 /// Mounts the subvolume beside a mount of the image. Returns false if there is none that this user may use (J2).
 pub(super) fn join(args: &Args, dir: &Path, config: &mut MountConfig, options: &MountOptions) -> anyhow::Result<bool> {
-    let found = Found::of_image(&args.device).filter(|found| ubtrfs_fuse::is_root() && found.first.is_of_root());
+    let found = MountedImage::of_image(&args.device).filter(|found| ubtrfs_fuse::is_root() && found.first.is_of_root());
     let Some(found) = found else { return Ok(false) };
     found.mount_beside(args, dir, config, options)?;
     Ok(true)
@@ -31,7 +31,9 @@ pub(super) fn join(args: &Args, dir: &Path, config: &mut MountConfig, options: &
 /// Whether exactly the wanted subvolume of the image is what is mounted on the directory.
 pub(super) fn is_there(args: &Args, options: &MountOptions) -> bool {
     let Some(top) = FirstMount::on(&args.dir).filter(|_| ubtrfs_fuse::is_root()) else { return false };
-    let Some(found) = Found::of_image(&args.device).filter(|found| found.first.is_of_root()) else { return false };
+    let Some(found) = MountedImage::of_image(&args.device).filter(|found| found.first.is_of_root()) else {
+        return false;
+    };
     let path = found.channel.call(find(options), &[]);
     matches!(path, Ok(Response::Join(join::Response::Found(path))) if top.shows(&found.first, &path.path))
 }
@@ -46,7 +48,7 @@ fn find(options: &MountOptions) -> Request {
 
 /// Completes the error for an image that cannot be opened, if root could have mounted it all the same.
 pub(super) fn explained(error: anyhow::Error, device: &Path) -> anyhow::Error {
-    match !ubtrfs_fuse::is_root() && Found::of_image(device).is_some() {
+    match !ubtrfs_fuse::is_root() && MountedImage::of_image(device).is_some() {
         true => anyhow!("{error}; only root can mount another subvolume of it, beside a mount of root"),
         false => error,
     }
@@ -58,17 +60,17 @@ pub(super) fn may_succeed(device: &Path) -> bool {
     let others = ubtrfs_device::find_members(&[device]).map(|members| members.found).unwrap_or_default();
     ubtrfs_device::is_being_mounted(device)
         || others.iter().any(|other| ubtrfs_device::is_being_mounted(other))
-        || Found::of_image(device).is_some_and(|found| found.first.is_of_root())
+        || MountedImage::of_image(device).is_some_and(|found| found.first.is_of_root())
 }
 
 /// A mount of the image, and its server.
-struct Found {
+struct MountedImage {
     first: FirstMount,
     channel: Channel<'static>,
     server: u32,
 }
 
-impl Found {
+impl MountedImage {
     /// Finds a mount whose server has the image open. The path of the image does not decide: another file may have it by now.
     fn of_image(device: &Path) -> Option<Self> {
         let servers = ServersOf::device(device);

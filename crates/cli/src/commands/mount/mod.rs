@@ -33,7 +33,7 @@ use ubtrfs_fs::{Caller, DeviceSummary, Fs, MemberState, MountOptions, SetAttr, S
 use ubtrfs_fuse::transport::Transport;
 use ubtrfs_fuse::{Identity, MountConfig, MountError, Mounted, Placement, PrivilegedHelper, Session};
 
-use self::helper::Caller as HelperCaller;
+use self::helper::HelperCaller;
 use self::options::Trust;
 use super::offline::{device_notes, not_opened, open_devices};
 use super::place::{await_server, refuse_names_of_others};
@@ -172,8 +172,8 @@ fn run_command(args: Args) -> anyhow::Result<ExitCode> {
                 break;
             }
             match start_server(&args, &dir, ubtrfs_fuse::is_root() && Instant::now() < until)? {
-                Started::Yes(status) => return Ok(status),
-                Started::ButOther => std::thread::sleep(JOIN_PAUSE),
+                ServerStart::Yes(status) => return Ok(status),
+                ServerStart::ButOther => std::thread::sleep(JOIN_PAUSE),
             }
         }
     }
@@ -385,7 +385,7 @@ const JOIN_PAUSE: Duration = Duration::from_millis(20);
 const OTHER_SERVER: u8 = 3;
 
 /// The outcome of an attempt to start a server.
-enum Started {
+enum ServerStart {
     /// The mount works, or the server has printed why not.
     Yes(ExitCode),
     /// Another server has mounted the image, or is about to.
@@ -393,7 +393,7 @@ enum Started {
 }
 
 /// Starts the server in the background; returns when the mount works or the server has failed.
-fn start_server(args: &Args, dir: &Path, may_join: bool) -> anyhow::Result<Started> {
+fn start_server(args: &Args, dir: &Path, may_join: bool) -> anyhow::Result<ServerStart> {
     let program = std::env::current_exe().context("cannot find this program to start it in the background; use -f")?;
     let mut command = Command::new(program);
     command.args(["mount", "--serve"]);
@@ -441,13 +441,13 @@ fn start_server(args: &Args, dir: &Path, may_join: bool) -> anyhow::Result<Start
     let mut byte = [0];
     let ready = server.stdout.take().is_some_and(|mut out| out.read_exact(&mut byte).is_ok());
     if ready {
-        return Ok(Started::Yes(ExitCode::SUCCESS));
+        return Ok(ServerStart::Yes(ExitCode::SUCCESS));
     }
     let status = server.wait().context("the server process was not found")?;
     match status.code() {
         // The server has printed the reason.
-        Some(1) => Ok(Started::Yes(ExitCode::FAILURE)),
-        Some(status) if status == i32::from(OTHER_SERVER) => Ok(Started::ButOther),
+        Some(1) => Ok(ServerStart::Yes(ExitCode::FAILURE)),
+        Some(status) if status == i32::from(OTHER_SERVER) => Ok(ServerStart::ButOther),
         _ => bail!("the server ended before the mount worked ({status}); try -f to see more"),
     }
 }

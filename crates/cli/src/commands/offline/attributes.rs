@@ -9,9 +9,9 @@ use ubtrfs_fs::{Attr, Caller, Fs, InodeId, SetAttr, mode};
 
 use super::mode_change::ModeChange;
 use super::operands::{Patterns, for_each_file, worst};
-use super::owner::OwnerChange;
+use super::owner::NewOwner;
 use super::walk::walk;
-use super::{ImageOptions, ImagePath, ImagePathParser, Use, lookup, type_of};
+use super::{ImageOptions, ImagePath, ImagePathParser, ImageUse, lookup, type_of};
 
 /// Change the permissions of files in an image
 #[derive(clap::Args)]
@@ -44,8 +44,8 @@ pub(crate) struct ChmodArgs {
 )]
 pub(crate) struct ChownArgs {
     /// The new owner
-    #[arg(value_name = "OWNER[:GROUP]", value_parser = OwnerChange::parse)]
-    owner: OwnerChange,
+    #[arg(value_name = "OWNER[:GROUP]", value_parser = NewOwner::parse)]
+    owner: NewOwner,
     /// Files in images
     #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser::default(), required = true)]
     paths: Vec<ImagePath>,
@@ -66,7 +66,7 @@ pub(crate) fn run_chmod(args: ChmodArgs) -> anyhow::Result<ExitCode> {
     let umask = current_umask();
     let set = |attr: &Attr| SetAttr { mode: Some(args.mode.apply(attr.mode, umask)), ..SetAttr::default() };
     let mut below = ExitCode::SUCCESS;
-    let done = for_each_file(&args.paths, &args.image, Use::Write, Patterns::Match, |fs, path| {
+    let done = for_each_file(&args.paths, &args.image, ImageUse::Write, Patterns::Match, |fs, path| {
         let start = lookup(fs, path, true)?;
         if !args.recursive {
             return change(fs, start.id, &set(&start)).with_context(|| format!("cannot change the mode of {path}"));
@@ -87,7 +87,7 @@ pub(crate) fn run_chmod(args: ChmodArgs) -> anyhow::Result<ExitCode> {
 pub(crate) fn run_chown(args: ChownArgs) -> anyhow::Result<ExitCode> {
     let set = SetAttr { uid: args.owner.uid, gid: args.owner.gid, ..SetAttr::default() };
     let mut below = ExitCode::SUCCESS;
-    let done = for_each_file(&args.paths, &args.image, Use::Write, Patterns::Match, |fs, path| {
+    let done = for_each_file(&args.paths, &args.image, ImageUse::Write, Patterns::Match, |fs, path| {
         // As with chown, -R changes symbolic links themselves.
         let start = lookup(fs, path, !(args.no_dereference || args.recursive))?;
         if !args.recursive {

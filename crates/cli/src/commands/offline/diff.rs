@@ -16,8 +16,8 @@ use ubtrfs_fs::{Attr, Fs, InodeId, mode, rdev_parts};
 
 use super::text::{mode_text, printable, time_text, type_text};
 use super::{
-    COPY_LEN, DirName, ImageOptions, ImagePath, ImagePathParser, Use, VisitedDirs, data_ranges, is_same_image, lookup,
-    push_name, read_names, type_of, with_image,
+    COPY_LEN, DirName, ImageOptions, ImagePath, ImagePathParser, ImageUse, VisitedDirs, data_ranges, is_same_image,
+    lookup, push_name, read_names, type_of, with_image,
 };
 use crate::common::{OUTPUT_LOST, Stdout, print_error, stdout};
 
@@ -99,7 +99,7 @@ struct Difference {
 
 /// One of the two trees.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Side {
+enum DiffSide {
     First,
     Second,
 }
@@ -107,23 +107,23 @@ enum Side {
 /// What a line tells of a file.
 enum Told<'t> {
     /// Only one tree has it. It has this type.
-    Only(Side, &'static str),
+    Only(DiffSide, &'static str),
     /// Both trees have it, and it differs.
     Differs(&'t [Difference]),
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let compare = |first: &Fs, second: &Fs| Comparison::new(args, first, second).trees();
-    let open = |path: &ImagePath, work: &mut dyn FnMut(&Fs) -> anyhow::Result<Outcome>| {
-        with_image(&path.image, &args.image, Use::Read, |fs| work(fs))
+    let compare = |first: &Fs, second: &Fs| ImageComparison::new(args, first, second).trees();
+    let open = |path: &ImagePath, work: &mut dyn FnMut(&Fs) -> anyhow::Result<DiffOutcome>| {
+        with_image(&path.image, &args.image, ImageUse::Read, |fs| work(fs))
     };
     let outcome = match is_same_image(&args.first.image, &args.second.image) {
         true => open(&args.first, &mut |fs| compare(fs, fs)),
         false => open(&args.first, &mut |first| open(&args.second, &mut |second| compare(first, second))),
     };
     match outcome {
-        Ok(Outcome { has_failed: false, differs: false }) => ExitCode::SUCCESS,
-        Ok(Outcome { has_failed: false, differs: true }) => ExitCode::from(1),
+        Ok(DiffOutcome { has_failed: false, differs: false }) => ExitCode::SUCCESS,
+        Ok(DiffOutcome { has_failed: false, differs: true }) => ExitCode::from(1),
         Ok(_) => ExitCode::from(TROUBLE),
         Err(error) => match print_error(&error) {
             ExitCode::FAILURE => ExitCode::from(TROUBLE),
@@ -136,38 +136,38 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 const TROUBLE: u8 = 2;
 
 #[derive(Clone, Copy, Default)]
-struct Outcome {
+struct DiffOutcome {
     differs: bool,
     has_failed: bool,
 }
 
-struct Comparison<'c> {
+struct ImageComparison<'c> {
     args: &'c Args,
     sides: [&'c Fs; 2],
     out: BufWriter<Stdout>,
-    outcome: Outcome,
+    outcome: DiffOutcome,
     buffers: [Vec<u8>; 2],
 }
 
 /// The names that a directory has in at least one of the trees.
-type Names = Vec<(Vec<u8>, Pair)>;
+type ComparedNames = Vec<(Vec<u8>, Pair)>;
 
 /// Two files with one path, or a file that one tree has.
 enum Pair {
     Both(InodeId, InodeId),
-    Only(Side, InodeId),
+    Only(DiffSide, InodeId),
 }
 
-impl<'c> Comparison<'c> {
+impl<'c> ImageComparison<'c> {
     fn new(args: &'c Args, first: &'c Fs, second: &'c Fs) -> Self {
         let buffers = [vec![0; COPY_LEN], vec![0; COPY_LEN]];
-        Self { args, sides: [first, second], out: BufWriter::new(stdout()), outcome: Outcome::default(), buffers }
+        Self { args, sides: [first, second], out: BufWriter::new(stdout()), outcome: DiffOutcome::default(), buffers }
     }
 
     /// Compares what the operands name, and everything below.
-    fn trees(mut self) -> anyhow::Result<Outcome> {
+    fn trees(mut self) -> anyhow::Result<DiffOutcome> {
         // Each path shares the buffer: paths of their own would take memory that grows with the square of the depth.
-        struct Todo {
+        struct PendingPair {
             len: usize,
             name: Vec<u8>,
             pair: Pair,
@@ -177,8 +177,8 @@ impl<'c> Comparison<'c> {
         let second = start(self.sides[1], &self.args.second)?;
         let mut passed = VisitedDirs::default();
         let mut path = b"/".to_vec();
-        let mut todo = vec![Todo { len: 1, name: Vec::new(), pair: Pair::Both(first, second) }];
-        while let Some(Todo { len, name, pair }) = todo.pop() {
+        let mut todo = vec![PendingPair { len: 1, name: Vec::new(), pair: Pair::Both(first, second) }];
+        while let Some(PendingPair { len, name, pair }) = todo.pop() {
             path.truncate(len);
             if !name.is_empty() {
                 push_name(&mut path, &name);
@@ -186,7 +186,7 @@ impl<'c> Comparison<'c> {
             let below = match pair {
                 Pair::Only(side, id) => {
                     self.only(side, id, &path)?;
-                    Names::new()
+                    ComparedNames::new()
                 }
                 Pair::Both(first, second) => match self.files([first, second], &path, &mut passed)? {
                     Ok(below) => below,
@@ -198,14 +198,14 @@ impl<'c> Comparison<'c> {
                 },
             };
             let len = path.len();
-            todo.extend(below.into_iter().rev().map(|(name, pair)| Todo { len, name, pair }));
+            todo.extend(below.into_iter().rev().map(|(name, pair)| PendingPair { len, name, pair }));
         }
         self.out.flush().context(OUTPUT_LOST)?;
         Ok(self.outcome)
     }
 
     /// Prints the line of a file that only one tree has. Of a directory, it prints nothing that lies below.
-    fn only(&mut self, side: Side, id: InodeId, path: &[u8]) -> anyhow::Result<()> {
+    fn only(&mut self, side: DiffSide, id: InodeId, path: &[u8]) -> anyhow::Result<()> {
         let kind = self.sides[side as usize].getattr(id).map_or("unknown", |attr| kind_of(&attr));
         self.tell(path, &Told::Only(side, kind))
     }
@@ -216,7 +216,7 @@ impl<'c> Comparison<'c> {
         ids: [InodeId; 2],
         path: &[u8],
         passed: &mut VisitedDirs,
-    ) -> anyhow::Result<anyhow::Result<Names>> {
+    ) -> anyhow::Result<anyhow::Result<ComparedNames>> {
         let found = self.differences(ids).and_then(|(differences, are_dirs)| {
             let below = if are_dirs { self.names(ids, passed)? } else { Vec::new() };
             Ok((differences, below))
@@ -232,7 +232,7 @@ impl<'c> Comparison<'c> {
     }
 
     /// The names of two directories, in order.
-    fn names(&self, [first, second]: [InodeId; 2], passed: &mut VisitedDirs) -> anyhow::Result<Names> {
+    fn names(&self, [first, second]: [InodeId; 2], passed: &mut VisitedDirs) -> anyhow::Result<ComparedNames> {
         passed.pass(first)?;
         let one = read_names(self.sides[0], first)?;
         let other = read_names(self.sides[1], second)?;
@@ -249,8 +249,8 @@ impl<'c> Comparison<'c> {
             let second = if order == Ordering::Less { None } else { other.next() };
             pairs.extend(match (first, second) {
                 (Some(DirName { name, id }), Some(second)) => Some((name, Pair::Both(id, second.id))),
-                (Some(DirName { name, id }), None) => Some((name, Pair::Only(Side::First, id))),
-                (None, Some(DirName { name, id })) => Some((name, Pair::Only(Side::Second, id))),
+                (Some(DirName { name, id }), None) => Some((name, Pair::Only(DiffSide::First, id))),
+                (None, Some(DirName { name, id })) => Some((name, Pair::Only(DiffSide::Second, id))),
                 (None, None) => None,
             });
         }
@@ -374,8 +374,8 @@ fn kind_of(attr: &Attr) -> &'static str {
 fn as_text(path: &[u8], told: &Told<'_>) -> String {
     let path = printable(path);
     let differences = match told {
-        Told::Only(Side::First, kind) => return format!("- {path} ({kind})\n"),
-        Told::Only(Side::Second, kind) => return format!("+ {path} ({kind})\n"),
+        Told::Only(DiffSide::First, kind) => return format!("- {path} ({kind})\n"),
+        Told::Only(DiffSide::Second, kind) => return format!("+ {path} ({kind})\n"),
         Told::Differs(differences) => differences,
     };
     let all = differences.iter().map(|Difference { aspect, values, at }| {
@@ -402,8 +402,8 @@ fn as_json(path: &[u8], told: &Told<'_>) -> Value {
         value
     };
     let mut value = match told {
-        Told::Only(Side::First, kind) => json!({ "in": "first", "type": kind }),
-        Told::Only(Side::Second, kind) => json!({ "in": "second", "type": kind }),
+        Told::Only(DiffSide::First, kind) => json!({ "in": "first", "type": kind }),
+        Told::Only(DiffSide::Second, kind) => json!({ "in": "second", "type": kind }),
         Told::Differs(differences) => {
             json!({ "in": "both", "differences": differences.iter().map(difference).collect::<Vec<_>>() })
         }

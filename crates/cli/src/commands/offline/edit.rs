@@ -8,7 +8,7 @@ use ubtrfs_fs::{Attr, Caller, Error, Fs, InodeId, NewInode};
 use super::operands::{Patterns, for_each_file};
 use super::text::printable;
 use super::{
-    ImageOptions, ImagePath, ImagePathParser, Use, VisitedDirs, child_path, join, lookup_parent, read_names,
+    ImageOptions, ImagePath, ImagePathParser, ImageUse, VisitedDirs, child_path, join, lookup_parent, read_names,
     refuse_dots,
 };
 use crate::common::{Shown, calling_user};
@@ -57,11 +57,13 @@ fn parse_mode(text: &str) -> Result<u32, String> {
 pub(crate) fn run_rm(args: RmArgs) -> anyhow::Result<ExitCode> {
     // As with rm, -f also ignores a pattern that matches nothing.
     let patterns = if args.force { Patterns::MatchAny } else { Patterns::Match };
-    Ok(for_each_file(&args.paths, &args.image, Use::Write, patterns, |fs, path| remove(fs, path, &args)))
+    Ok(for_each_file(&args.paths, &args.image, ImageUse::Write, patterns, |fs, path| remove(fs, path, &args)))
 }
 
 pub(crate) fn run_mkdir(args: MkdirArgs) -> anyhow::Result<ExitCode> {
-    Ok(for_each_file(&args.paths, &args.image, Use::Write, Patterns::AsNames, |fs, path| make_dir(fs, path, &args)))
+    Ok(for_each_file(&args.paths, &args.image, ImageUse::Write, Patterns::AsNames, |fs, path| {
+        make_dir(fs, path, &args)
+    }))
 }
 
 fn remove(fs: &Fs, path: &ImagePath, args: &RmArgs) -> anyhow::Result<()> {
@@ -88,7 +90,7 @@ fn remove(fs: &Fs, path: &ImagePath, args: &RmArgs) -> anyhow::Result<()> {
 
 /// Removes a directory and everything below it. The depth is limited by memory, not by the stack.
 pub(super) fn remove_tree(fs: &Fs, parent: InodeId, name: &[u8], dir: &Attr) -> anyhow::Result<()> {
-    struct Level {
+    struct RemovalDir {
         parent: InodeId,
         name: Vec<u8>,
         id: InodeId,
@@ -96,11 +98,11 @@ pub(super) fn remove_tree(fs: &Fs, parent: InodeId, name: &[u8], dir: &Attr) -> 
         left: Vec<super::DirName>,
     }
     let mut passed = VisitedDirs::default();
-    let mut open = |parent: InodeId, name: &[u8], id: InodeId, path: Vec<u8>| -> anyhow::Result<Level> {
+    let mut open = |parent: InodeId, name: &[u8], id: InodeId, path: Vec<u8>| -> anyhow::Result<RemovalDir> {
         passed.pass(id).with_context(|| format!("'{}'", printable(&path)))?;
         let mut left = read_names(fs, id).with_context(|| format!("'{}'", printable(&path)))?;
         left.reverse();
-        Ok(Level { parent, name: name.to_vec(), id, path, left })
+        Ok(RemovalDir { parent, name: name.to_vec(), id, path, left })
     };
     let mut levels = vec![open(parent, name, dir.id, b"/".to_vec())?];
     while let Some(level) = levels.last_mut() {

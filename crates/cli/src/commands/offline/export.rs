@@ -13,7 +13,7 @@ use ubtrfs_archive::{ArchiveCompression, ArchiveMessage, Compressor, ExportOptio
 use ubtrfs_fs::{Attr, Fs, MountOptions};
 
 use super::text::printable;
-use super::{ImageOptions, ImagePath, ImagePathParser, Use, lookup, with_image};
+use super::{ImageOptions, ImagePath, ImagePathParser, ImageUse, lookup, with_image};
 use crate::common::{Shown, print_error, progress_bytes, stdout, warn};
 use crate::host_file::HostFile;
 
@@ -61,7 +61,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     if args.output.is_none() && stdout().is_terminal() {
         bail!("refusing to write an archive to a terminal; write it to a file with --output, or to a pipe");
     }
-    with_image(&args.source.image, &options, Use::Read, |fs| {
+    with_image(&args.source.image, &options, ImageUse::Read, |fs| {
         let start = lookup(fs, &args.source, true)?;
         match &args.output {
             Some(path) => {

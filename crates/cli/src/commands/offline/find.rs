@@ -13,7 +13,7 @@ use super::list::json_of;
 use super::operands::{Patterns, for_each_file, worst};
 use super::text::printable;
 use super::walk::{Visited, walk};
-use super::{ImageOptions, ImagePath, ImagePathParser, Use, lookup, type_of};
+use super::{ImageOptions, ImagePath, ImagePathParser, ImageUse, lookup, type_of};
 use crate::common::{OUTPUT_LOST, Shown, stdout};
 use ubtrfs_archive::glob::matches;
 
@@ -90,7 +90,7 @@ pub(crate) fn with_long_options(mut args: Vec<OsString>) -> Vec<OsString> {
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let max_depth = args.max_depth.unwrap_or(usize::MAX);
     let mut below = ExitCode::SUCCESS;
-    let done = for_each_file(&args.paths, &args.image, Use::Read, Patterns::Match, |fs, path| {
+    let done = for_each_file(&args.paths, &args.image, ImageUse::Read, Patterns::Match, |fs, path| {
         let start = lookup(fs, path, path.path.ends_with(b"/"))?;
         let mut out = BufWriter::new(stdout());
         let walked = walk(fs, (path, start), max_depth, "read", |file| {

@@ -14,7 +14,7 @@ use ubtrfs_device::Device;
 use ubtrfs_fs::Fs;
 
 use super::text::printable;
-use super::{ImageOptions, ImagePath, ImagePathParser, Use, misplaced, mount_options, with_devices, with_image};
+use super::{ImageOptions, ImagePath, ImagePathParser, ImageUse, misplaced, mount_options, with_devices, with_image};
 use crate::commands::place::await_server;
 use crate::common::{Shown, calling_user, format_size, parse_size, print_out, progress_bytes, warn};
 use crate::interrupt;
@@ -100,7 +100,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
             let device: Arc<dyn Device> = Arc::clone(made.device()) as Arc<dyn Device>;
             ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default())
                 .with_context(|| format!("cannot format {}", image.shown()))?;
-            let counts = with_devices(image, vec![device], options, Use::Write, work)?;
+            let counts = with_devices(image, vec![device], options, ImageUse::Write, work)?;
             made.keep()?;
             Ok(counts)
         }),
@@ -109,7 +109,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
                 "interrupted: {} has only a part of the archive, and the last files may be empty; import it again, or remove them",
                 args.target
             )));
-            let counts = with_image(image, &args.image, Use::Write, work);
+            let counts = with_image(image, &args.image, ImageUse::Write, work);
             interrupt::set_left(None);
             counts
         }

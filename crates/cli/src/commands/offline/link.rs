@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use ubtrfs_fs::{Attr, Caller, Error, Fs, InodeId, NewInode, RenameFlags};
 
-use super::target::{Target, temporary_name};
-use super::{ImageOptions, ImagePath, Use, is_same_image, lookup, lookup_parent, with_image};
+use super::target::{OperandTarget, temporary_name};
+use super::{ImageOptions, ImagePath, ImageUse, is_same_image, lookup, lookup_parent, with_image};
 use crate::common::{Shown, calling_user, each};
 
 /// Make links in an image
@@ -47,8 +47,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if !args.symbolic {
         check_targets(targets, &link)?;
     }
-    with_image(&link.image, &args.image, Use::Write, |fs| {
-        let place = Target::find(fs, &link, !args.no_dereference, args.no_target_directory)?;
+    with_image(&link.image, &args.image, ImageUse::Write, |fs| {
+        let place = OperandTarget::find(fs, &link, !args.no_dereference, args.no_target_directory)?;
         if !place.is_dir() && (targets.len() > 1 || link.path.ends_with(b"/")) {
             bail!("{link} is not a directory; make it first, or omit the slash at its end");
         }

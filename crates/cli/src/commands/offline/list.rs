@@ -13,7 +13,7 @@ use super::operands::{Patterns, for_each_file};
 use super::pattern::is_pattern;
 use super::text::{mode_text, printable, short_time_text, time_text, type_text};
 use super::{
-    DirName, ImageOptions, ImagePath, ImagePathParser, PATTERNS_HELP, Use, VisitedDirs, child_path, data_ranges,
+    DirName, ImageOptions, ImagePath, ImagePathParser, ImageUse, PATTERNS_HELP, VisitedDirs, child_path, data_ranges,
     lookup, read_names, read_pieces, type_of,
 };
 use crate::common::{print_bytes, print_out};
@@ -73,7 +73,7 @@ pub(crate) fn run_ls(args: LsArgs) -> anyhow::Result<ExitCode> {
     let mut headings = args.paths.len() > 1 || args.recursive || args.paths.iter().any(|path| is_pattern(&path.path));
     headings &= !args.json && !args.directory;
     let mut first = true;
-    Ok(for_each_file(&args.paths, &args.image, Use::Read, Patterns::Match, |fs, path| {
+    Ok(for_each_file(&args.paths, &args.image, ImageUse::Read, Patterns::Match, |fs, path| {
         let start = lookup(fs, path, path.path.ends_with(b"/"))?;
         if !start.is_dir() || args.directory {
             return print_list(fs, &args, path, &[(path.path.clone(), start)]);
@@ -147,7 +147,7 @@ fn print_list(fs: &Fs, args: &LsArgs, dir: &ImagePath, entries: &[(Vec<u8>, Attr
 
 pub(crate) fn run_cat(args: CatArgs) -> anyhow::Result<ExitCode> {
     let mut buf = Vec::new();
-    Ok(for_each_file(&args.paths, &args.image, Use::Read, Patterns::Match, |fs, path| {
+    Ok(for_each_file(&args.paths, &args.image, ImageUse::Read, Patterns::Match, |fs, path| {
         let attr = lookup(fs, path, true)?;
         if type_of(attr.mode) != mode::REGULAR {
             anyhow::bail!("{path} is a {}; name a file", type_text(attr.mode));
@@ -158,7 +158,7 @@ pub(crate) fn run_cat(args: CatArgs) -> anyhow::Result<ExitCode> {
 }
 
 pub(crate) fn run_stat(args: StatArgs) -> anyhow::Result<ExitCode> {
-    Ok(for_each_file(&args.paths, &args.image, Use::Read, Patterns::Match, |fs, path| {
+    Ok(for_each_file(&args.paths, &args.image, ImageUse::Read, Patterns::Match, |fs, path| {
         let attr = lookup(fs, path, args.dereference)?;
         if args.json {
             return print_out(&format!("{}\n", json_line(&json_of(fs, &path.path, &attr)?)));

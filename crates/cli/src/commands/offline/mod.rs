@@ -192,7 +192,7 @@ const PATTERNS_HELP: &str = "PATH may have patterns with *, ? and [...], for exa
 
 /// Whether a command reads or changes an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
+pub(crate) enum ImageUse {
     Read,
     Write,
 }
@@ -201,7 +201,7 @@ pub(crate) enum Use {
 pub(crate) fn with_image<T>(
     image: &Path,
     options: &ImageOptions,
-    usage: Use,
+    usage: ImageUse,
     work: impl FnOnce(&Fs) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     with_shared_image(image, options, usage, |fs| work(fs))
@@ -212,11 +212,11 @@ pub(crate) fn with_image<T>(
 pub(crate) fn with_shared_image<T>(
     image: &Path,
     options: &ImageOptions,
-    usage: Use,
+    usage: ImageUse,
     work: impl FnOnce(&Arc<Fs>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let mut options = mount_options(options)?;
-    options.read_only |= usage == Use::Read;
+    options.read_only |= usage == ImageUse::Read;
     let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
     let devices = open_devices(image, &options, access)?;
     with_shared_devices(image, devices, options, usage, work)
@@ -389,7 +389,7 @@ pub(crate) fn with_devices<T>(
     image: &Path,
     devices: Vec<Arc<dyn Device>>,
     options: MountOptions,
-    usage: Use,
+    usage: ImageUse,
     work: impl FnOnce(&Fs) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     with_shared_devices(image, devices, options, usage, |fs| work(fs))
@@ -399,7 +399,7 @@ fn with_shared_devices<T>(
     image: &Path,
     devices: Vec<Arc<dyn Device>>,
     options: MountOptions,
-    usage: Use,
+    usage: ImageUse,
     work: impl FnOnce(&Arc<Fs>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let rescue = options.rescue;
@@ -413,7 +413,9 @@ fn with_shared_devices<T>(
     device_notes(&fs).iter().for_each(|note| warn(note));
     let guard = CloseOnDrop(&fs);
     let worked = match fs.read_only() {
-        Some(reason) if usage == Use::Write => Err(anyhow::anyhow!("{} cannot be changed: {reason}", image.shown())),
+        Some(reason) if usage == ImageUse::Write => {
+            Err(anyhow::anyhow!("{} cannot be changed: {reason}", image.shown()))
+        }
         _ => work(&fs),
     };
     drop(guard);

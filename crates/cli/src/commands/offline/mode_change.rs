@@ -7,15 +7,15 @@ use ubtrfs_fs::mode;
 
 /// A list of changes, each of which starts with the result of the one before.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ModeChange(Vec<Step>);
+pub(super) struct ModeChange(Vec<ModeStep>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Step {
+struct ModeStep {
     operator: Operator,
     /// The bits of the users that the step is about. `None` if it names no user; then the bits of the umask stay as
     /// they are.
     affected: Option<u32>,
-    value: Value,
+    value: ModeValue,
     /// The set-id bits that the step also changes for directories.
     set_id_of_dirs: u32,
 }
@@ -28,7 +28,7 @@ enum Operator {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Value {
+enum ModeValue {
     Bits(u32),
     /// The bits, and those to execute if the file is a directory or somebody may execute it.
     BitsAndSearch(u32),
@@ -44,7 +44,12 @@ impl ModeChange {
             let bits = octal(text).ok_or_else(wrong)?;
             // With five digits or more, the set-id bits of directories are changed, too.
             let set_id_of_dirs = if text.len() > 4 { SET_ID } else { bits & SET_ID };
-            vec![Step { operator: Operator::Set, affected: Some(ALL), value: Value::Bits(bits), set_id_of_dirs }]
+            vec![ModeStep {
+                operator: Operator::Set,
+                affected: Some(ALL),
+                value: ModeValue::Bits(bits),
+                set_id_of_dirs,
+            }]
         } else {
             let mut steps = Vec::new();
             for clause in text.split(',') {
@@ -62,14 +67,14 @@ impl ModeChange {
     }
 }
 
-impl Step {
+impl ModeStep {
     fn apply(self, bits: u32, is_dir: bool, umask: u32) -> u32 {
         let kept = if is_dir { SET_ID & !self.set_id_of_dirs } else { 0 };
         let value = match self.value {
-            Value::Bits(value) => value,
-            Value::BitsAndSearch(value) if is_dir || bits & EXECUTE != 0 => value | EXECUTE,
-            Value::BitsAndSearch(value) => value,
-            Value::CopyOf(of) => {
+            ModeValue::Bits(value) => value,
+            ModeValue::BitsAndSearch(value) if is_dir || bits & EXECUTE != 0 => value | EXECUTE,
+            ModeValue::BitsAndSearch(value) => value,
+            ModeValue::CopyOf(of) => {
                 let bits = bits & of;
                 [READ, WRITE, EXECUTE].into_iter().filter(|right| bits & right != 0).sum()
             }
@@ -84,7 +89,7 @@ impl Step {
 }
 
 /// Parses users, and one operator or more with permissions.
-fn parse_clause(clause: &str, steps: &mut Vec<Step>) -> Option<()> {
+fn parse_clause(clause: &str, steps: &mut Vec<ModeStep>) -> Option<()> {
     let mut rest = clause.trim_start_matches(['u', 'g', 'o', 'a']);
     let users = &clause[..clause.len() - rest.len()];
     let affected = users.chars().fold(None, |bits: Option<u32>, user| Some(bits.unwrap_or(0) | bits_of(user)));
@@ -106,15 +111,15 @@ fn parse_clause(clause: &str, steps: &mut Vec<Step>) -> Option<()> {
     Some(())
 }
 
-fn parse_step(operator: Operator, affected: Option<u32>, permissions: &str) -> Option<Step> {
+fn parse_step(operator: Operator, affected: Option<u32>, permissions: &str) -> Option<ModeStep> {
     if permissions.starts_with(|c: char| c.is_ascii_digit()) {
-        let value = Value::Bits(octal(permissions).filter(|_| affected.is_none())?);
-        return Some(Step { operator, affected: Some(ALL), value, set_id_of_dirs: SET_ID });
+        let value = ModeValue::Bits(octal(permissions).filter(|_| affected.is_none())?);
+        return Some(ModeStep { operator, affected: Some(ALL), value, set_id_of_dirs: SET_ID });
     }
     if let "u" | "g" | "o" = permissions {
         let user = permissions.chars().next()?;
-        let value = Value::CopyOf(bits_of(user) & 0o777);
-        return Some(Step { operator, affected, value, set_id_of_dirs: 0 });
+        let value = ModeValue::CopyOf(bits_of(user) & 0o777);
+        return Some(ModeStep { operator, affected, value, set_id_of_dirs: 0 });
     }
     let (mut bits, mut searches) = (0, false);
     for letter in permissions.chars() {
@@ -131,8 +136,8 @@ fn parse_step(operator: Operator, affected: Option<u32>, permissions: &str) -> O
             _ => return None,
         };
     }
-    let value = if searches { Value::BitsAndSearch(bits) } else { Value::Bits(bits) };
-    Some(Step { operator, affected, value, set_id_of_dirs: bits & SET_ID & affected.unwrap_or(ALL) })
+    let value = if searches { ModeValue::BitsAndSearch(bits) } else { ModeValue::Bits(bits) };
+    Some(ModeStep { operator, affected, value, set_id_of_dirs: bits & SET_ID & affected.unwrap_or(ALL) })
 }
 
 /// The bits that belong to a user.

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use ubtrfs_fs::{Error, Fs};
 
 use super::pattern::expand;
-use super::{ImageOptions, ImagePath, Use, with_image};
+use super::{ImageOptions, ImagePath, ImageUse, with_image};
 use crate::common::each;
 
 /// The meaning of patterns in the operands of a command.
@@ -27,7 +27,7 @@ pub(super) enum Patterns {
 pub(super) fn for_each_file(
     paths: &[ImagePath],
     options: &ImageOptions,
-    usage: Use,
+    usage: ImageUse,
     patterns: Patterns,
     mut work: impl FnMut(&Fs, &ImagePath) -> anyhow::Result<()>,
 ) -> ExitCode {

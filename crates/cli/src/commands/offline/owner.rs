@@ -7,19 +7,19 @@ use std::fs;
 
 /// The ids to set. At least one is given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct OwnerChange {
+pub(super) struct NewOwner {
     pub(super) uid: Option<u32>,
     pub(super) gid: Option<u32>,
 }
 
-impl OwnerChange {
+impl NewOwner {
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         parse(text, &fs::read(USERS).unwrap_or_default(), &fs::read(GROUPS).unwrap_or_default())
     }
 }
 
 /// Parses with these lists of users and groups. As with chown, a name that consists of digits is a name first.
-fn parse(text: &str, users: &[u8], groups: &[u8]) -> Result<OwnerChange, String> {
+fn parse(text: &str, users: &[u8], groups: &[u8]) -> Result<NewOwner, String> {
     let (user, group) = match text.split_once(':') {
         Some((user, group)) => (user, Some(group)),
         None => (text, None),
@@ -43,7 +43,7 @@ fn parse(text: &str, users: &[u8], groups: &[u8]) -> Result<OwnerChange, String>
             format!("there is no group '{group}' in this system's {GROUPS}; write the number, or another name")
         })?),
     };
-    Ok(OwnerChange { uid, gid })
+    Ok(NewOwner { uid, gid })
 }
 
 /// The id of a name in a list, or the number that the name is.

@@ -17,11 +17,11 @@ use super::copy::copy_for_move;
 use super::edit::remove_tree;
 use super::operands::worst;
 use super::pattern::expand;
-use super::target::{Target, temporary_name};
+use super::target::{OperandTarget, temporary_name};
 use super::text::printable;
 use super::walk::walk;
 use super::{
-    ImageOptions, ImagePath, Use, child_path, is_same_image, lookup_parent, read_names, refuse_dots, with_image,
+    ImageOptions, ImagePath, ImageUse, child_path, is_same_image, lookup_parent, read_names, refuse_dots, with_image,
 };
 use crate::common::{Shown, each};
 
@@ -56,32 +56,32 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
             "{other} is in another image than {target}; copy it with: ubtrfs cp -a, and then remove it with: ubtrfs rm -r"
         );
     }
-    with_image(&target.image, &args.image, Use::Write, |fs| {
+    with_image(&target.image, &args.image, ImageUse::Write, |fs| {
         let mut files = Vec::new();
         let expanded = each(sources, |source| {
             files.extend(expand(fs, source)?);
             Ok(())
         });
-        let place = Target::find(fs, target, true, args.no_target_directory)?;
+        let place = OperandTarget::find(fs, target, true, args.no_target_directory)?;
         if (files.len() > 1 || sources.len() > 1) && !place.is_dir() {
             bail!("{target} is not a directory; give a directory as the target of several files");
         }
-        let mut moves = Moves { fs, args: &args, target, place, made: HashSet::new() };
+        let mut moves = RenameOperation { fs, args: &args, target, place, made: HashSet::new() };
         let moved = each(&files, |source| moves.one(source));
         Ok(worst(expanded, moved))
     })
 }
 
-struct Moves<'m> {
+struct RenameOperation<'m> {
     fs: &'m Fs,
     args: &'m Args,
     target: &'m ImagePath,
-    place: Target<'m>,
+    place: OperandTarget<'m>,
     /// The names that this command has made. Another source must not replace them.
     made: HashSet<Vec<u8>>,
 }
 
-impl Moves<'_> {
+impl RenameOperation<'_> {
     fn one(&mut self, source: &ImagePath) -> anyhow::Result<()> {
         refuse_dots(source, "move")?;
         let fs = self.fs;

@@ -7,14 +7,14 @@ use super::text::printable;
 use super::{ImagePath, child_path, lookup_parent};
 
 /// The place that the last operand of `mv` or `ln` names: a directory that takes the files, or a new name.
-pub(super) enum Target<'t> {
+pub(super) enum OperandTarget<'t> {
     /// The directory.
     Dir(InodeId),
     /// The directory of the name, and the name.
     Name(InodeId, &'t [u8]),
 }
 
-impl<'t> Target<'t> {
+impl<'t> OperandTarget<'t> {
     /// Finds the place. With `is_name`, a directory is taken as the name of a file.
     pub(super) fn find(fs: &Fs, at: &'t ImagePath, follow: bool, is_name: bool) -> anyhow::Result<Self> {
         if !is_name {

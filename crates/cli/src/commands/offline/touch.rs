@@ -11,7 +11,7 @@ use ubtrfs_fs::{Attr, Caller, Error, Fs, NewInode, SetAttr, SetTime, mode};
 use super::attributes::current_umask;
 use super::operands::{Patterns, for_each_file};
 use super::text::{parse_time, type_text};
-use super::{ImageOptions, ImagePath, ImagePathParser, Use, lookup, lookup_parent, type_of, with_image};
+use super::{ImageOptions, ImagePath, ImagePathParser, ImageUse, lookup, lookup_parent, type_of, with_image};
 use crate::commands::place::await_server;
 use crate::common::{Shown, calling_user, parse_size};
 
@@ -136,7 +136,7 @@ pub(crate) fn run_touch(args: TouchArgs) -> anyhow::Result<ExitCode> {
         mtime: (args.modification || !args.access).then_some(times[1]),
         ..SetAttr::default()
     };
-    Ok(for_each_file(&args.paths, &args.image, Use::Write, Patterns::Match, |fs, path| {
+    Ok(for_each_file(&args.paths, &args.image, ImageUse::Write, Patterns::Match, |fs, path| {
         let found = fs.lookup_path(&path.path, !args.no_dereference);
         let attr = match found {
             Err(Error::NotFound) if args.no_create => return Ok(()),
@@ -152,7 +152,7 @@ pub(crate) fn run_touch(args: TouchArgs) -> anyhow::Result<ExitCode> {
 fn times_of(reference: &OsString, args: &TouchArgs) -> anyhow::Result<[Timespec; 2]> {
     use std::os::unix::fs::MetadataExt;
     if let Some(at) = ImagePath::split(reference) {
-        return with_image(&at.image, &args.image, Use::Read, |fs| {
+        return with_image(&at.image, &args.image, ImageUse::Read, |fs| {
             let attr = lookup(fs, &at, !args.no_dereference)?;
             Ok([attr.atime, attr.mtime])
         });
@@ -180,7 +180,7 @@ fn make_file(fs: &Fs, path: &ImagePath, owner: Option<(u32, u32)>) -> anyhow::Re
 }
 
 pub(crate) fn run_truncate(args: TruncateArgs) -> anyhow::Result<ExitCode> {
-    Ok(for_each_file(&args.paths, &args.image, Use::Write, Patterns::Match, |fs, path| {
+    Ok(for_each_file(&args.paths, &args.image, ImageUse::Write, Patterns::Match, |fs, path| {
         let attr = match fs.lookup_path(&path.path, true) {
             Err(Error::NotFound) if args.no_create => return Ok(()),
             Err(Error::NotFound) => make_file(fs, path, args.owner)?,

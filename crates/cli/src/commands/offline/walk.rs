@@ -34,7 +34,7 @@ pub(super) fn walk(
     mut visit: impl FnMut(&Visited<'_>) -> anyhow::Result<anyhow::Result<()>>,
 ) -> anyhow::Result<ExitCode> {
     // Each path shares the buffer `path`: paths of their own would take memory that grows with the square of the depth.
-    struct Todo {
+    struct PendingEntry {
         len: usize,
         depth: usize,
         name: Vec<u8>,
@@ -63,7 +63,7 @@ pub(super) fn walk(
                     Vec::new()
                 });
                 let len = path.len();
-                let child = |DirName { name, id }| Todo { len, depth: depth + 1, name, id };
+                let child = |DirName { name, id }| PendingEntry { len, depth: depth + 1, name, id };
                 todo.extend(names.into_iter().rev().map(child));
                 if let Err(error) = done {
                     status = worst(status, failed(&path, error));
@@ -71,7 +71,7 @@ pub(super) fn walk(
             }
             Err(error) => status = worst(status, failed(&path, error.into())),
         }
-        next = todo.pop().map(|Todo { len, depth, name, id }| {
+        next = todo.pop().map(|PendingEntry { len, depth, name, id }| {
             path.truncate(len);
             push_name(&mut path, &name);
             (depth, fs.getattr(id))

@@ -15,7 +15,7 @@ use ubtrfs_fs::{Attr, Caller, Fs, XattrFlags};
 
 use super::operands::{Patterns, for_each_file};
 use super::text::printable;
-use super::{ImageOptions, ImagePath, ImagePathParser, Use, lookup};
+use super::{ImageOptions, ImagePath, ImagePathParser, ImageUse, lookup};
 use crate::common::{print_bytes, print_out};
 use ubtrfs_archive::glob::matches;
 
@@ -26,7 +26,7 @@ use ubtrfs_archive::glob::matches;
     after_help = "Without options, the names of user attributes are shown. Values are shown as a text, or in base64 (0s) if they \
                         are none. PATH may have patterns."
 )]
-pub(crate) struct GetArgs {
+pub(crate) struct XattrGetArgs {
     /// Files in images
     #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser::default(), required = true)]
     paths: Vec<ImagePath>,
@@ -73,7 +73,7 @@ pub(crate) struct GetArgs {
                         base64. PATH may have patterns."
 )]
 #[command(group(clap::ArgGroup::new("change").required(true).args(["name", "remove"])))]
-pub(crate) struct SetArgs {
+pub(crate) struct XattrSetArgs {
     /// Files in images
     #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser::default(), required = true)]
     paths: Vec<ImagePath>,
@@ -107,8 +107,8 @@ enum Encoding {
     Base64,
 }
 
-pub(crate) fn run_get(args: GetArgs) -> anyhow::Result<ExitCode> {
-    Ok(for_each_file(&args.paths, &args.image, Use::Read, Patterns::Match, |fs, path| {
+pub(crate) fn run_get(args: XattrGetArgs) -> anyhow::Result<ExitCode> {
+    Ok(for_each_file(&args.paths, &args.image, ImageUse::Read, Patterns::Match, |fs, path| {
         let attr = lookup(fs, path, !args.no_dereference)?;
         let found = attributes(fs, &attr, &args).with_context(|| format!("cannot read the attributes of {path}"))?;
         show(path, &found, &args)
@@ -116,7 +116,7 @@ pub(crate) fn run_get(args: GetArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The attributes that the arguments choose.
-fn attributes(fs: &Fs, attr: &Attr, args: &GetArgs) -> anyhow::Result<Vec<Named>> {
+fn attributes(fs: &Fs, attr: &Attr, args: &XattrGetArgs) -> anyhow::Result<Vec<Named>> {
     let value = |name: &[u8]| fs.getxattr(attr.id, name).with_context(|| printable(name));
     if let Some(name) = &args.name {
         let name = name.as_bytes();
@@ -133,7 +133,7 @@ fn attributes(fs: &Fs, attr: &Attr, args: &GetArgs) -> anyhow::Result<Vec<Named>
     names.into_iter().map(with_value).collect()
 }
 
-fn show(path: &ImagePath, found: &[Named], args: &GetArgs) -> anyhow::Result<()> {
+fn show(path: &ImagePath, found: &[Named], args: &XattrGetArgs) -> anyhow::Result<()> {
     if args.only_values {
         return found.iter().filter_map(|(_, value)| value.as_ref()).try_for_each(|value| print_bytes(value));
     }
@@ -161,11 +161,11 @@ fn show(path: &ImagePath, found: &[Named], args: &GetArgs) -> anyhow::Result<()>
     print_out(&(text + "\n"))
 }
 
-pub(crate) fn run_set(args: SetArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run_set(args: XattrSetArgs) -> anyhow::Result<ExitCode> {
     let value = args.value.as_ref().map_or(Ok(Vec::new()), |value| {
         decoded(value.as_bytes()).with_context(|| format!("'{}' is not a value", printable(value.as_bytes())))
     })?;
-    Ok(for_each_file(&args.paths, &args.image, Use::Write, Patterns::Match, |fs, path| {
+    Ok(for_each_file(&args.paths, &args.image, ImageUse::Write, Patterns::Match, |fs, path| {
         let id = lookup(fs, path, !args.no_dereference)?.id;
         if let Some(name) = &args.name {
             let (name, none) = (name.as_bytes(), XattrFlags::empty());

@@ -11,8 +11,8 @@ use ubtrfs_control::Channel;
 use ubtrfs_control::quota::{LimitChange, Request, Response};
 use ubtrfs_fs::QgroupId;
 
-use super::offline::{ImageOptions, Use};
-use super::place::{FilesystemArgs, Target, open, with_channel};
+use super::offline::{ImageOptions, ImageUse};
+use super::place::{CommandTarget, FilesystemArgs, open, with_channel};
 use super::quota::{call, status_of, wait};
 use crate::common::{parse_size, print_out, warn};
 use crate::progs::is_progs;
@@ -35,7 +35,7 @@ enum Command {
     Assign(RelationArgs),
     /// Take a quota group out of a group of a higher level
     Remove(RelationArgs),
-    Limit(LimitArgs),
+    Limit(QgroupLimitArgs),
     /// Remove the quota groups of subvolumes that no longer exist
     ClearStale(ClearStaleArgs),
 }
@@ -79,7 +79,7 @@ struct RelationArgs {
 
 /// Limit the space of a quota group
 #[derive(clap::Args)]
-struct LimitArgs {
+struct QgroupLimitArgs {
     /// Limit exclusive bytes instead of referenced bytes
     #[arg(short = 'e')]
     exclusive: bool,
@@ -138,7 +138,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 fn change(args: &FilesystemArgs, what: &str, request: Request) -> anyhow::Result<Response> {
     let target = args.path.clone().or_image();
-    with_channel(&target, &args.image, Use::Write, |channel| call(channel, &target, what, request))
+    with_channel(&target, &args.image, ImageUse::Write, |channel| call(channel, &target, what, request))
 }
 
 fn relate(args: &RelationArgs, assigns: bool) -> anyhow::Result<()> {
@@ -148,7 +148,7 @@ fn relate(args: &RelationArgs, assigns: bool) -> anyhow::Result<()> {
         true => (format!("put {} into {} in", args.member, args.parent), Request::Assign { member, parent }),
         false => (format!("take {} out of {} in", args.member, args.parent), Request::Remove { member, parent }),
     };
-    with_channel(&target, &args.of.image, Use::Write, |channel| {
+    with_channel(&target, &args.of.image, ImageUse::Write, |channel| {
         let done = call(channel, &target, &what, request)?;
         if done != Response::NeedsRescan(true) {
             return Ok(());
@@ -161,7 +161,7 @@ fn relate(args: &RelationArgs, assigns: bool) -> anyhow::Result<()> {
     })
 }
 
-fn count_anew(channel: &Channel<'_>, target: &Target) -> anyhow::Result<()> {
+fn count_anew(channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<()> {
     if status_of(channel, target)?.is_some_and(|status| status.rescan.is_none()) {
         call(channel, target, "start a rescan of", Request::Rescan)?;
     }
@@ -171,7 +171,7 @@ fn count_anew(channel: &Channel<'_>, target: &Target) -> anyhow::Result<()> {
     }
 }
 
-fn limit(args: &LimitArgs) -> anyhow::Result<()> {
+fn limit(args: &QgroupLimitArgs) -> anyhow::Result<()> {
     let (id, path) = match args.words.as_slice() {
         [path] => (None, path),
         [id, path] => {
@@ -180,10 +180,10 @@ fn limit(args: &LimitArgs) -> anyhow::Result<()> {
         }
         _ => bail!("name a path"),
     };
-    let target = Target::from(path.clone()).or_image();
+    let target = CommandTarget::from(path.clone()).or_image();
     let (referenced, exclusive) =
         if args.exclusive { (LimitChange::Keep, args.limit) } else { (args.limit, LimitChange::Keep) };
-    with_channel(&target, &args.image, Use::Write, |channel| {
+    with_channel(&target, &args.image, ImageUse::Write, |channel| {
         let file = open(channel, &target)?;
         let request = Request::Limit { id: id.map(|id| id.0), of: 0, referenced, exclusive };
         channel

@@ -11,8 +11,8 @@ use ubtrfs_format::print::insert_name;
 use ubtrfs_fs::QgroupId;
 
 use crate::commands::offline::text::printable;
-use crate::commands::offline::{ImageOptions, Use};
-use crate::commands::place::{Target, open, with_channel};
+use crate::commands::offline::{ImageOptions, ImageUse};
+use crate::commands::place::{CommandTarget, open, with_channel};
 use crate::commands::quota::{call, status_of};
 use crate::common::{print_err, print_json, print_out, print_progs_json};
 use crate::progs::is_progs;
@@ -43,7 +43,7 @@ pub(super) struct Args {
     /// Sort by these columns: qgroupid, path, rfer, excl, max_rfer, max_excl; `-` before a column sorts it in
     /// descending order
     #[arg(long, value_name = "COLUMNS", value_parser = parse_sort, allow_hyphen_values = true, default_value = "qgroupid")]
-    sort: Sort<Column>,
+    sort: Sort<QgroupColumn>,
     /// Write all changes first, for exact numbers
     #[arg(long)]
     sync: bool,
@@ -57,13 +57,13 @@ pub(super) struct Args {
     json: bool,
     /// Any path in a mount, or an image
     #[arg(value_name = "PATH|IMAGE")]
-    path: Target,
+    path: CommandTarget,
     #[command(flatten)]
     image: ImageOptions,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Column {
+enum QgroupColumn {
     Id,
     Path,
     Referenced,
@@ -72,20 +72,20 @@ enum Column {
     MaxExclusive,
 }
 
-fn parse_sort(text: &str) -> Result<Sort<Column>, String> {
+fn parse_sort(text: &str) -> Result<Sort<QgroupColumn>, String> {
     let columns = [
-        ("qgroupid", Column::Id),
-        ("path", Column::Path),
-        ("rfer", Column::Referenced),
-        ("excl", Column::Exclusive),
-        ("max_rfer", Column::MaxReferenced),
-        ("max_excl", Column::MaxExclusive),
+        ("qgroupid", QgroupColumn::Id),
+        ("path", QgroupColumn::Path),
+        ("rfer", QgroupColumn::Referenced),
+        ("excl", QgroupColumn::Exclusive),
+        ("max_rfer", QgroupColumn::MaxReferenced),
+        ("max_excl", QgroupColumn::MaxExclusive),
     ];
     Sort::parse(text, &columns)
 }
 
 /// A group, and its text in the column `Path`.
-struct Row {
+struct QgroupRow {
     group: QuotaGroup,
     path: Path,
 }
@@ -108,7 +108,7 @@ impl fmt::Display for Path {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let target = args.path.clone().or_image();
-    let usage = if args.sync { Use::Write } else { Use::Read };
+    let usage = if args.sync { ImageUse::Write } else { ImageUse::Read };
     let rows = with_channel(&target, &args.image, usage, |channel| rows(channel, &target, args))?;
     if args.json {
         let groups: Vec<Value> = rows.iter().map(json_of).collect();
@@ -120,7 +120,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     print_out(&if args.tree { tree(&rows, args) } else { table(&rows, args) })
 }
 
-fn rows(channel: &Channel<'_>, target: &Target, args: &Args) -> anyhow::Result<Vec<Row>> {
+fn rows(channel: &Channel<'_>, target: &CommandTarget, args: &Args) -> anyhow::Result<Vec<QgroupRow>> {
     let file = open(channel, target)?;
     if args.sync {
         channel.sync()?;
@@ -141,25 +141,28 @@ fn rows(channel: &Channel<'_>, target: &Target, args: &Args) -> anyhow::Result<V
     }
     let paths: BTreeMap<u64, Vec<u8>> = channel.subvolumes()?.into_iter().map(|info| (info.id.0, info.path)).collect();
     let is_simple = status.is_some_and(|status| status.simple);
-    let row = |group: QuotaGroup| Row { path: path_of(&group, &paths, is_simple), group };
-    let mut rows: Vec<Row> = groups.into_iter().map(row).collect();
+    let row = |group: QuotaGroup| QgroupRow { path: path_of(&group, &paths, is_simple), group };
+    let mut rows: Vec<QgroupRow> = groups.into_iter().map(row).collect();
     rows.sort_by(|one, other| {
         let (a, b) = (&one.group, &other.group);
         // As in btrfs-progs, groups without a limit come before groups with one.
         args.sort.compare(|column| match column {
-            Column::Id => a.id.cmp(&b.id),
-            Column::Path => one.path.to_string().cmp(&other.path.to_string()),
-            Column::Referenced => a.referenced.cmp(&b.referenced),
-            Column::Exclusive => a.exclusive.cmp(&b.exclusive),
-            Column::MaxReferenced => a.max_referenced.cmp(&b.max_referenced),
-            Column::MaxExclusive => a.max_exclusive.cmp(&b.max_exclusive),
+            QgroupColumn::Id => a.id.cmp(&b.id),
+            QgroupColumn::Path => one.path.to_string().cmp(&other.path.to_string()),
+            QgroupColumn::Referenced => a.referenced.cmp(&b.referenced),
+            QgroupColumn::Exclusive => a.exclusive.cmp(&b.exclusive),
+            QgroupColumn::MaxReferenced => a.max_referenced.cmp(&b.max_referenced),
+            QgroupColumn::MaxExclusive => a.max_exclusive.cmp(&b.max_exclusive),
         })
     });
     Ok(rows)
 }
 
 /// All groups by id.
-pub(in crate::commands) fn all_groups(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Vec<QuotaGroup>> {
+pub(in crate::commands) fn all_groups(
+    channel: &Channel<'_>,
+    target: &CommandTarget,
+) -> anyhow::Result<Vec<QuotaGroup>> {
     let (mut groups, mut from) = (Vec::new(), 0);
     loop {
         let Response::Groups(page) = call(channel, target, "read the quota groups of", Request::Groups { from })?
@@ -216,8 +219,8 @@ fn limit(bytes: Option<u64>, args: &Args) -> String {
 /// A column: its heading, its least width, its cells, and whether they align right.
 type Cells = (&'static str, usize, Vec<String>, bool);
 
-fn table(rows: &[Row], args: &Args) -> String {
-    let cells = |cell: &dyn Fn(&Row) -> String| rows.iter().map(cell).collect::<Vec<_>>();
+fn table(rows: &[QgroupRow], args: &Args) -> String {
+    let cells = |cell: &dyn Fn(&QgroupRow) -> String| rows.iter().map(cell).collect::<Vec<_>>();
     let mut columns: Vec<Cells> = vec![
         ("Qgroupid", 10, cells(&|row| QgroupId(row.group.id).to_string()), false),
         ("Referenced", 11, cells(&|row| size(row.group.referenced, args)), true),
@@ -262,11 +265,11 @@ fn table(rows: &[Row], args: &Args) -> String {
 
 /// Formats the groups as a tree: first-level lines are groups without a shown parent, and members are indented
 /// below their groups.
-fn tree(rows: &[Row], args: &Args) -> String {
-    let by_id: BTreeMap<u64, &Row> = rows.iter().map(|row| (row.group.id, row)).collect();
+fn tree(rows: &[QgroupRow], args: &Args) -> String {
+    let by_id: BTreeMap<u64, &QgroupRow> = rows.iter().map(|row| (row.group.id, row)).collect();
     let mut text = String::new();
     // Members have a lower level than their groups, so every walk down ends.
-    let mut open: Vec<(&Row, usize)> = rows
+    let mut open: Vec<(&QgroupRow, usize)> = rows
         .iter()
         .rev()
         .filter(|row| !row.group.parents.iter().any(|id| by_id.contains_key(id)))
@@ -288,7 +291,7 @@ fn tree(rows: &[Row], args: &Args) -> String {
     text
 }
 
-fn json_of(row: &Row) -> Value {
+fn json_of(row: &QgroupRow) -> Value {
     let group = &row.group;
     let limit = |bytes: Option<u64>| bytes.map_or_else(|| json!("none"), |bytes| json!(bytes));
     let ids = |ids: &[u64]| ids.iter().map(|id| json!(QgroupId(*id).to_string())).collect::<Value>();

@@ -18,8 +18,8 @@ use ubtrfs_format::print::{insert_name, json_line};
 use ubtrfs_fs::Job;
 
 use super::offline::text::printable;
-use super::offline::{ImageOptions, Use};
-use super::place::{Target, with_channel};
+use super::offline::{ImageOptions, ImageUse};
+use super::place::{CommandTarget, with_channel};
 use crate::common::{Shown, format_size, print_err, print_out, warn};
 use crate::job::with_progress_by;
 
@@ -37,7 +37,7 @@ use crate::job::with_progress_by;
 pub(crate) struct Args {
     /// Directory in a mount or an image that receives the subvolumes
     #[arg(value_name = "DIR|IMAGE[:/DIR]", required_unless_present = "dump")]
-    dir: Option<Target>,
+    dir: Option<CommandTarget>,
     /// Read the stream from FILE instead of standard input
     #[arg(short, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -98,7 +98,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let Some(dir) = args.dir.clone() else { bail!("name a directory in a mount or an image") };
     let dir = dir.or_image();
     let began = Instant::now();
-    let done = with_channel(&dir, &args.image, Use::Write, |channel| {
+    let done = with_channel(&dir, &args.image, ImageUse::Write, |channel| {
         let cannot = |failure: &dyn std::fmt::Display| anyhow!("cannot receive into {dir}: {failure}");
         let into = channel.open(dir.path()).map_err(|failure| cannot(&failure))?;
         let request = ubtrfs_control::Request::Receive(Request {

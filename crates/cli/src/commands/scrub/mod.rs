@@ -28,11 +28,11 @@ use ubtrfs_format::print::escaped;
 use ubtrfs_transaction::Job;
 use uuid::Uuid;
 
-use self::record::{DeviceRecord, Record};
-use self::shown::{Shown, State};
-use super::background::{self, Detached, Started};
-use super::offline::{ImageOptions, Use};
-use super::place::{Target, with_channel};
+use self::record::{DeviceScrubRecord, ScrubRecord};
+use self::shown::{ScrubPhase, ShownScrub};
+use super::background::{self, BackgroundStart, Detached};
+use super::offline::{ImageOptions, ImageUse};
+use super::place::{CommandTarget, with_channel};
 use super::served::{until_closed, with_running, with_served};
 use crate::common::{Shown as _, parse_size, print_err, print_error, print_json, print_out, warn};
 use crate::job::with_progress_in_bytes;
@@ -48,11 +48,11 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    Start(StartArgs),
-    Cancel(PlainArgs),
-    Resume(StartArgs),
-    Status(StatusArgs),
-    Limit(LimitArgs),
+    Start(ScrubStartArgs),
+    Cancel(ScrubPlainArgs),
+    Resume(ScrubStartArgs),
+    Status(ScrubStatusArgs),
+    Limit(ScrubLimitArgs),
 }
 
 /// Begin a scrub; `resume` goes on where the last one was cancelled or interrupted
@@ -61,7 +61,7 @@ enum Command {
 /// status: 0 if nothing is lost, 1 after a failure, 2 if there is nothing to resume, 3 if there are errors without a good
 /// copy.
 #[derive(clap::Args)]
-struct StartArgs {
+struct ScrubStartArgs {
     /// Wait until the scrub has ended, and print its result
     #[arg(short = 'B')]
     wait: bool,
@@ -97,7 +97,7 @@ struct StartArgs {
     detached: bool,
     /// A mount, any path in it, an image, or one device
     #[arg(value_name = "PATH|DEVICE")]
-    path: Target,
+    path: CommandTarget,
     #[command(flatten)]
     image: ImageOptions,
 }
@@ -106,17 +106,17 @@ struct StartArgs {
 ///
 /// Exit status: 0 if it was cancelled, 1 after a failure, 2 if no scrub runs.
 #[derive(clap::Args)]
-struct PlainArgs {
+struct ScrubPlainArgs {
     /// A mount, any path in it, or an image
     #[arg(value_name = "PATH|DEVICE")]
-    path: Target,
+    path: CommandTarget,
     #[command(flatten)]
     image: ImageOptions,
 }
 
 /// Show the running scrub, or the result of the last one
 #[derive(clap::Args)]
-struct StatusArgs {
+struct ScrubStatusArgs {
     /// Show each device
     #[arg(short = 'd')]
     by_device: bool,
@@ -130,14 +130,14 @@ struct StatusArgs {
     units: Units,
     /// A mount, any path in it, or an image
     #[arg(value_name = "PATH|DEVICE")]
-    path: Target,
+    path: CommandTarget,
     #[command(flatten)]
     image: ImageOptions,
 }
 
 /// Show or set how many bytes a second a running scrub reads from each device
 #[derive(clap::Args)]
-struct LimitArgs {
+struct ScrubLimitArgs {
     /// All devices
     #[arg(short, long, conflicts_with = "devid")]
     all: bool,
@@ -152,28 +152,28 @@ struct LimitArgs {
     raw: bool,
     /// A mount, any path in it, or an image
     #[arg(value_name = "PATH")]
-    path: Target,
+    path: CommandTarget,
     #[command(flatten)]
     image: ImageOptions,
 }
 
 /// A filesystem as a scrub sees it.
-struct Filesystem {
+struct ScrubbedFilesystem {
     fsid: Uuid,
-    devices: Vec<Device>,
+    devices: Vec<ScrubDevice>,
     /// Bytes of all extents, each copy counted.
     used: u64,
 }
 
 /// A scrub that is about to begin: its record, and the devices with the offsets at which it begins.
-struct Begun {
-    record: Record,
+struct BegunScrub {
+    record: ScrubRecord,
     /// The record of the scrub before.
-    before: Record,
+    before: ScrubRecord,
     starts: Vec<(u64, u64)>,
 }
 
-struct Device {
+struct ScrubDevice {
     devid: u64,
     path: Option<String>,
     is_usable: bool,
@@ -190,16 +190,16 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn start(args: StartArgs, resumes: bool) -> anyhow::Result<ExitCode> {
+fn start(args: ScrubStartArgs, resumes: bool) -> anyhow::Result<ExitCode> {
     let device = args.path.clone();
     let path = args.path.clone().or_image().or_its_mount();
-    let is_mounted = matches!(path, Target::Mounted(_));
+    let is_mounted = matches!(path, CommandTarget::Mounted(_));
     if is_mounted && !args.wait && !args.detached {
         return start_in_background(&args, &path, resumes);
     }
     let detached = args.detached.then(|| Detached::new(format!("scrub of {}", path.filesystem())));
     let work = |channel: &Channel<'_>| {
-        let filesystem = Filesystem::of(channel)?;
+        let filesystem = ScrubbedFilesystem::of(channel)?;
         let begun = begin(channel, &filesystem, &args, &device, resumes)?;
         let Some(begun) = begun else {
             return nothing_to_resume(&args, &path, &filesystem);
@@ -212,15 +212,15 @@ fn start(args: StartArgs, resumes: bool) -> anyhow::Result<ExitCode> {
         }
     };
     match args.read_only {
-        true => with_channel(&path, &args.image, Use::Read, work),
+        true => with_channel(&path, &args.image, ImageUse::Read, work),
         false => with_served(&path, &args.image, ImageWork::Scrub, work),
     }
 }
 
 /// Starts this program again for a scrub that goes on when this process ends.
-fn start_in_background(args: &StartArgs, path: &Target, resumes: bool) -> anyhow::Result<ExitCode> {
-    let (filesystem, begun) = with_channel(path, &args.image, Use::Read, |channel| {
-        let filesystem = Filesystem::of(channel)?;
+fn start_in_background(args: &ScrubStartArgs, path: &CommandTarget, resumes: bool) -> anyhow::Result<ExitCode> {
+    let (filesystem, begun) = with_channel(path, &args.image, ImageUse::Read, |channel| {
+        let filesystem = ScrubbedFilesystem::of(channel)?;
         let begun = begin(channel, &filesystem, args, &args.path, resumes)?;
         Ok((filesystem, begun))
     })?;
@@ -235,10 +235,10 @@ fn start_in_background(args: &StartArgs, path: &Target, resumes: bool) -> anyhow
     again.push("--".into());
     again.push(std::os::unix::ffi::OsStringExt::from_vec(args.path.bytes()));
     let pid = match background::start_with(again)? {
-        Started::Begun(pid) => pid,
+        BackgroundStart::Begun(pid) => pid,
         // A small filesystem is scrubbed before this process looks.
-        Started::Ended(pid, 0 | UNCORRECTABLE) => pid,
-        Started::Ended(_, status) => return Ok(ExitCode::from(status)),
+        BackgroundStart::Ended(pid, 0 | UNCORRECTABLE) => pid,
+        BackgroundStart::Ended(_, status) => return Ok(ExitCode::from(status)),
     };
     if !args.quiet {
         let (what, place) = (if resumes { "resumed" } else { "started" }, path.filesystem());
@@ -248,7 +248,11 @@ fn start_in_background(args: &StartArgs, path: &Target, resumes: bool) -> anyhow
 }
 
 /// A process in the background must not print this: its first output tells that the scrub has begun.
-fn nothing_to_resume(args: &StartArgs, path: &Target, filesystem: &Filesystem) -> anyhow::Result<ExitCode> {
+fn nothing_to_resume(
+    args: &ScrubStartArgs,
+    path: &CommandTarget,
+    filesystem: &ScrubbedFilesystem,
+) -> anyhow::Result<ExitCode> {
     if !args.quiet && !args.detached {
         print_out(&format!("scrub: nothing to resume for {}, fsid {}\n", path.filesystem(), filesystem.fsid))?;
     }
@@ -258,17 +262,17 @@ fn nothing_to_resume(args: &StartArgs, path: &Target, filesystem: &Filesystem) -
 /// The record of a new scrub, and where it begins on each device. `None` if there is nothing to resume.
 fn begin(
     channel: &Channel<'_>,
-    filesystem: &Filesystem,
-    args: &StartArgs,
-    device: &Target,
+    filesystem: &ScrubbedFilesystem,
+    args: &ScrubStartArgs,
+    device: &CommandTarget,
     resumes: bool,
-) -> anyhow::Result<Option<Begun>> {
+) -> anyhow::Result<Option<BegunScrub>> {
     let fsid = filesystem.fsid;
     let kept = match record::read(fsid) {
         Ok(record) => record,
-        Err(_) if args.force && !resumes => Record::default(),
+        Err(_) if args.force && !resumes => ScrubRecord::default(),
         // There is no place for a record.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Record::default(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => ScrubRecord::default(),
         Err(error) => {
             let file = record::path_of(fsid).map(|path| path.shown()).unwrap_or_default();
             bail!("cannot read the record of the last scrub, {file}: {error}; begin a new scrub with -f");
@@ -292,32 +296,32 @@ fn begin(
         }
         let from = if resumes { entry.resume_at() } else { 0 };
         *entry = match resumes {
-            true => DeviceRecord { resumed: now, is_cancelled: false, is_finished: false, ..*entry },
-            false => DeviceRecord { started: now, ..DeviceRecord::default() },
+            true => DeviceScrubRecord { resumed: now, is_cancelled: false, is_finished: false, ..*entry },
+            false => DeviceScrubRecord { started: now, ..DeviceScrubRecord::default() },
         };
         starts.push((device.devid, from));
     }
-    Ok((!starts.is_empty()).then_some(Begun { record, before: kept, starts }))
+    Ok((!starts.is_empty()).then_some(BegunScrub { record, before: kept, starts }))
 }
 
 /// Scrubs, and keeps the record up to date meanwhile. `None` if the scrub was interrupted by a signal.
 fn scrub(
     channel: &Channel<'_>,
-    filesystem: &Filesystem,
-    begun: Begun,
+    filesystem: &ScrubbedFilesystem,
+    begun: BegunScrub,
     start: StartScrub,
     detached: Option<&Detached>,
-) -> anyhow::Result<Option<(Record, ScrubReportMessage)>> {
+) -> anyhow::Result<Option<(ScrubRecord, ScrubReportMessage)>> {
     let began = std::time::Instant::now();
     let mut record = begun.record;
-    let base: BTreeMap<u64, DeviceRecord> =
+    let base: BTreeMap<u64, DeviceScrubRecord> =
         start.devices.iter().filter_map(|(devid, _)| Some((*devid, *record.devices.get(devid)?))).collect();
     keep(filesystem.fsid, &record);
     let is_done = AtomicBool::new(false);
     let updated = |devid: u64, counts: &Counts| {
         let before = base.get(&devid).copied().unwrap_or_default();
         let duration = before.duration.saturating_add(began.elapsed().as_secs());
-        DeviceRecord { duration, ..before.plus(counts) }
+        DeviceScrubRecord { duration, ..before.plus(counts) }
     };
     let response = with_progress_in_bytes("scrub", |job| {
         thread::scope(|scope| {
@@ -347,7 +351,7 @@ fn scrub(
             }
             for (devid, before) in &base {
                 let counts = Counts { last_physical: before.counts.last_physical, ..Counts::default() };
-                record.devices.insert(*devid, DeviceRecord { is_cancelled: true, ..updated(*devid, &counts) });
+                record.devices.insert(*devid, DeviceScrubRecord { is_cancelled: true, ..updated(*devid, &counts) });
             }
             keep(filesystem.fsid, &record);
             print_err("scrub: cancelled");
@@ -357,7 +361,7 @@ fn scrub(
     for device in &report.devices {
         let is_finished = device.failure.is_none() && !device.is_cancelled;
         let entry = updated(device.devid, &device.counts);
-        let entry = DeviceRecord { is_cancelled: device.is_cancelled, is_finished, ..entry };
+        let entry = DeviceScrubRecord { is_cancelled: device.is_cancelled, is_finished, ..entry };
         record.devices.insert(device.devid, entry);
     }
     keep(filesystem.fsid, &record);
@@ -366,12 +370,12 @@ fn scrub(
 
 /// Prints the result of a scrub.
 fn tell(
-    args: &StartArgs,
-    filesystem: &Filesystem,
-    record: &Record,
+    args: &ScrubStartArgs,
+    filesystem: &ScrubbedFilesystem,
+    record: &ScrubRecord,
     report: &ScrubReportMessage,
 ) -> anyhow::Result<ExitCode> {
-    let shown: Vec<(u64, Shown)> = report
+    let shown: Vec<(u64, ShownScrub)> = report
         .devices
         .iter()
         .filter_map(|device| {
@@ -450,20 +454,20 @@ fn tell_files(report: &ScrubReportMessage) {
     }
 }
 
-fn status(args: StatusArgs) -> anyhow::Result<ExitCode> {
+fn status(args: ScrubStatusArgs) -> anyhow::Result<ExitCode> {
     let path = args.path.clone().or_image().or_its_mount();
-    let (filesystem, running, one) = with_running(&path, &args.image, Use::Read, |channel| {
-        let filesystem = Filesystem::of(channel)?;
+    let (filesystem, running, one) = with_running(&path, &args.image, ImageUse::Read, |channel| {
+        let filesystem = ScrubbedFilesystem::of(channel)?;
         let one = filesystem.device_named(channel, &args.path);
         Ok((filesystem, running(channel)?, one))
     })?;
     let record = record::read(filesystem.fsid).unwrap_or_else(|error| {
         warn(&format!("the record of the last scrub cannot be read: {error}"));
-        Record::default()
+        ScrubRecord::default()
     });
     let now = now();
     let chosen = filesystem.devices.iter().filter(|device| one.is_none_or(|one| one == device.devid));
-    let shown: Vec<(u64, Shown)> = chosen
+    let shown: Vec<(u64, ShownScrub)> = chosen
         .map(|device| {
             let kept = record.devices.get(&device.devid).copied().unwrap_or_default();
             let running = running.iter().find(|running| running.devid == device.devid);
@@ -479,7 +483,7 @@ fn status(args: StatusArgs) -> anyhow::Result<ExitCode> {
         for (devid, shown) in &shown {
             let what = match shown.state {
                 _ if shown.record.started == 0 => "",
-                State::Running => "status",
+                ScrubPhase::Running => "status",
                 _ => "history",
             };
             text += &format!("\nScrub device {} {what}\n", filesystem.name_of(*devid));
@@ -495,11 +499,11 @@ fn status(args: StatusArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn cancel(args: PlainArgs) -> anyhow::Result<ExitCode> {
+fn cancel(args: ScrubPlainArgs) -> anyhow::Result<ExitCode> {
     let path = args.path.or_image().or_its_mount();
     let place = path.filesystem();
-    let cancelled = with_running(&path, &args.image, Use::Read, |channel| {
-        let (filesystem, running) = (Filesystem::of(channel)?, running(channel)?);
+    let cancelled = with_running(&path, &args.image, ImageUse::Read, |channel| {
+        let (filesystem, running) = (ScrubbedFilesystem::of(channel)?, running(channel)?);
         until_closed(channel, &path, || {
             let done = with_progress_in_bytes("scrub", |job| call_in_job(channel, Request::Cancel, None, job));
             done.map(drop)
@@ -520,11 +524,11 @@ fn cancel(args: PlainArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn limit(args: LimitArgs) -> anyhow::Result<ExitCode> {
+fn limit(args: ScrubLimitArgs) -> anyhow::Result<ExitCode> {
     let path = args.path.or_image().or_its_mount();
     let units = Units::or_raw(args.raw);
-    with_running(&path, &args.image, Use::Read, |channel| {
-        let filesystem = Filesystem::of(channel)?;
+    with_running(&path, &args.image, ImageUse::Read, |channel| {
+        let filesystem = ScrubbedFilesystem::of(channel)?;
         if let Some(bytes_per_sec) = args.limit {
             if !args.all && args.devid.is_none() {
                 bail!("say for which devices: --all, or --devid DEVID");
@@ -548,7 +552,7 @@ fn limit(args: LimitArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-impl Filesystem {
+impl ScrubbedFilesystem {
     fn of(channel: &Channel<'_>) -> anyhow::Result<Self> {
         let ask = |request| channel.call(AnyRequest::Filesystem(request), &[]).map_err(anyhow::Error::from);
         let (info, usage) = match (ask(filesystem::Request::Info)?, ask(filesystem::Request::Usage)?) {
@@ -561,7 +565,7 @@ impl Filesystem {
         let copies = |group: &filesystem::BlockGroupTotals| {
             group.used.saturating_mul(Profile::copies_of(BlockGroupFlags::from_bits_retain(group.flags)))
         };
-        let devices = usage.devices.iter().map(|device| Device {
+        let devices = usage.devices.iter().map(|device| ScrubDevice {
             devid: device.devid,
             path: device.path.clone(),
             is_usable: device.is_usable,
@@ -577,13 +581,13 @@ impl Filesystem {
     /// The device of a mount whose path was given instead of the mount; `None` if all devices are meant, as for an image
     /// that is not mounted. The paths of the devices are only compared as text, because a server of another user may name
     /// any.
-    fn device_named(&self, channel: &Channel<'_>, target: &Target) -> Option<u64> {
+    fn device_named(&self, channel: &Channel<'_>, target: &CommandTarget) -> Option<u64> {
         let given = target.path();
         if self.devices.len() < 2 || !channel.is_mount() || given.is_dir() {
             return None;
         }
         let resolved = std::fs::canonicalize(given).ok();
-        let is_it = |device: &&Device| {
+        let is_it = |device: &&ScrubDevice| {
             let other = device.path.as_ref().map(std::path::Path::new);
             other.is_some_and(|other| other == given || Some(other) == resolved.as_deref())
         };
@@ -595,7 +599,7 @@ impl Filesystem {
         format!("{} (id {devid})", path.map_or_else(|| "missing".to_owned(), |path| escaped(path.as_bytes())))
     }
 
-    fn shown(&self, devid: u64, record: &DeviceRecord, running: Option<&ScrubProgress>) -> Shown {
+    fn shown(&self, devid: u64, record: &DeviceScrubRecord, running: Option<&ScrubProgress>) -> ShownScrub {
         let total = self.devices.iter().find(|device| device.devid == devid).map_or(0, |device| device.allocated);
         let mut record = *record;
         if let Some(running) = running {
@@ -609,20 +613,20 @@ impl Filesystem {
             record.duration = record.duration.max(1);
         }
         let limit = running.map_or(0, |running| running.limit);
-        Shown { state: State::of(&record, running.is_some()), record, total, limit }
+        ShownScrub { state: ScrubPhase::of(&record, running.is_some()), record, total, limit }
     }
 
     /// All devices together. As in btrfs-progs, the amount to scrub is that of the allocated bytes after a scrub, and
     /// that of the used bytes in a status.
-    fn sum(&self, shown: &[(u64, Shown)], is_result: bool) -> Option<Shown> {
-        let all: Vec<Shown> = shown.iter().map(|(_, shown)| shown.clone()).collect();
+    fn sum(&self, shown: &[(u64, ShownScrub)], is_result: bool) -> Option<ShownScrub> {
+        let all: Vec<ShownScrub> = shown.iter().map(|(_, shown)| shown.clone()).collect();
         let allocated = all.iter().map(|shown| shown.total).fold(0, u64::saturating_add);
-        Shown::sum(&all, if is_result { allocated } else { self.used })
+        ShownScrub::sum(&all, if is_result { allocated } else { self.used })
     }
 }
 
-fn devices_json(filesystem: &Filesystem, shown: &[(u64, Shown)]) -> Vec<Value> {
-    let one = |(devid, shown): &(u64, Shown)| {
+fn devices_json(filesystem: &ScrubbedFilesystem, shown: &[(u64, ShownScrub)]) -> Vec<Value> {
+    let one = |(devid, shown): &(u64, ShownScrub)| {
         let mut value = shown.json();
         value["devid"] = json!(devid);
         value["path"] = json!(
@@ -634,7 +638,7 @@ fn devices_json(filesystem: &Filesystem, shown: &[(u64, Shown)]) -> Vec<Value> {
 }
 
 /// Keeps a record. A scrub does not fail because its record cannot be kept.
-fn keep(fsid: Uuid, record: &Record) {
+fn keep(fsid: Uuid, record: &ScrubRecord) {
     if let Err(error) = record::write(fsid, record) {
         static TOLD: std::sync::Once = std::sync::Once::new();
         TOLD.call_once(|| warn(&format!("the progress of the scrub cannot be kept for status and resume: {error}")));
@@ -644,7 +648,7 @@ fn keep(fsid: Uuid, record: &Record) {
 /// Waits until the process that waits for a scrub has written that it was cancelled, so that a status or a resumption finds
 /// it. If that process has ended or keeps its record elsewhere, the wait ends soon.
 fn await_record(fsid: Uuid, running: &[ScrubProgress]) {
-    let is_ended = |record: &Record| {
+    let is_ended = |record: &ScrubRecord| {
         let ended = |running: &ScrubProgress| {
             record.devices.get(&running.devid).is_some_and(|device| device.is_cancelled || device.is_finished)
         };
@@ -669,7 +673,7 @@ fn waited(is_done: &AtomicBool) -> bool {
     is_done.load(Ordering::Acquire)
 }
 
-fn not_started(error: anyhow::Error, path: &Target) -> anyhow::Error {
+fn not_started(error: anyhow::Error, path: &CommandTarget) -> anyhow::Error {
     error.context(format!("cannot scrub {}", path.filesystem()))
 }
 

@@ -19,13 +19,13 @@ use uuid::Uuid;
 
 /// The last scrub of each device of a filesystem.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Record {
-    pub(super) devices: BTreeMap<u64, DeviceRecord>,
+pub(super) struct ScrubRecord {
+    pub(super) devices: BTreeMap<u64, DeviceScrubRecord>,
 }
 
 /// The last scrub of a device. Times are seconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct DeviceRecord {
+pub(super) struct DeviceScrubRecord {
     pub(super) counts: Counts,
     pub(super) started: u64,
     /// 0 if it was not resumed.
@@ -36,7 +36,7 @@ pub(super) struct DeviceRecord {
     pub(super) is_finished: bool,
 }
 
-impl DeviceRecord {
+impl DeviceScrubRecord {
     /// Whether a scrub can go on where this one stopped.
     pub(super) fn can_resume(&self) -> bool {
         (self.is_cancelled || !self.is_finished) && self.started > 0
@@ -88,16 +88,16 @@ fn fields_mut(counts: &mut Counts) -> [(&'static str, &mut u64); 14] {
 ///
 /// # Errors
 /// The file cannot be read, or is not understood.
-pub(super) fn read(fsid: Uuid) -> io::Result<Record> {
+pub(super) fn read(fsid: Uuid) -> io::Result<ScrubRecord> {
     match fs::read_to_string(path_of(fsid)?) {
         Ok(text) => parse(fsid, &text).ok_or_else(|| io::ErrorKind::InvalidData.into()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Record::default()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(ScrubRecord::default()),
         Err(error) => Err(error),
     }
 }
 
 /// Writes the record of a filesystem (I1).
-pub(super) fn write(fsid: Uuid, record: &Record) -> io::Result<()> {
+pub(super) fn write(fsid: Uuid, record: &ScrubRecord) -> io::Result<()> {
     let path = path_of(fsid)?;
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir)?;
@@ -121,14 +121,14 @@ pub(super) fn path_of(fsid: Uuid) -> io::Result<PathBuf> {
     Ok(dir.join(format!("scrub.status.{fsid}")))
 }
 
-fn text_of(fsid: Uuid, record: &Record) -> String {
+fn text_of(fsid: Uuid, record: &ScrubRecord) -> String {
     let mut text = String::from(HEAD);
     for (devid, device) in &record.devices {
         text += &format!("{fsid}:{devid}");
         for (name, value) in fields(&device.counts) {
             text += &format!("|{name}:{value}");
         }
-        let DeviceRecord { started, resumed, duration, is_cancelled, is_finished, .. } = device;
+        let DeviceScrubRecord { started, resumed, duration, is_cancelled, is_finished, .. } = device;
         let (cancelled, finished) = (u8::from(*is_cancelled), u8::from(*is_finished));
         text += &format!(
             "|t_start:{started}|t_resumed:{resumed}|duration:{duration}|canceled:{cancelled}|finished:{finished}\n"
@@ -138,12 +138,12 @@ fn text_of(fsid: Uuid, record: &Record) -> String {
 }
 
 /// `None` if the text is not understood. Unknown fields are left out.
-fn parse(fsid: Uuid, text: &str) -> Option<Record> {
-    let mut record = Record::default();
+fn parse(fsid: Uuid, text: &str) -> Option<ScrubRecord> {
+    let mut record = ScrubRecord::default();
     for line in text.strip_prefix(HEAD)?.lines().filter(|line| !line.is_empty()) {
         let mut parts = line.split('|');
         let devid = parts.next()?.strip_prefix(&fsid.to_string())?.strip_prefix(':')?.parse().ok()?;
-        let mut device = DeviceRecord::default();
+        let mut device = DeviceScrubRecord::default();
         for part in parts {
             let (name, value) = part.split_once(':')?;
             let value: u64 = value.parse().ok()?;
@@ -202,7 +202,8 @@ mod tests {
     #[test]
     fn counts_of_a_resumed_scrub_add_up() {
         let counts = Counts { csum_errors: 2, data_bytes_scrubbed: 10, last_physical: 100, ..Counts::default() };
-        let sum = DeviceRecord { counts, ..DeviceRecord::default() }.plus(&Counts { last_physical: 300, ..counts });
+        let sum =
+            DeviceScrubRecord { counts, ..DeviceScrubRecord::default() }.plus(&Counts { last_physical: 300, ..counts });
         assert_eq!((sum.counts.csum_errors, sum.counts.data_bytes_scrubbed, sum.counts.last_physical), (4, 20, 300));
     }
 }

@@ -3,21 +3,21 @@
 use serde_json::{Value, json};
 use ubtrfs_control::scrub::Counts;
 
-use super::record::{DeviceRecord, fields};
+use super::record::{DeviceScrubRecord, fields};
 use crate::commands::offline::text::long_time_text;
 use crate::units::Units;
 
 /// The state of a scrub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum ScrubPhase {
     Running,
     Finished,
     Aborted,
     Interrupted,
 }
 
-impl State {
-    pub(super) fn of(record: &DeviceRecord, is_running: bool) -> Self {
+impl ScrubPhase {
+    pub(super) fn of(record: &DeviceScrubRecord, is_running: bool) -> Self {
         match record {
             _ if is_running => Self::Running,
             record if record.is_cancelled => Self::Aborted,
@@ -38,16 +38,16 @@ impl State {
 
 /// A scrub of a device, or of all devices together.
 #[derive(Clone, Debug)]
-pub(super) struct Shown {
-    pub(super) record: DeviceRecord,
-    pub(super) state: State,
+pub(super) struct ShownScrub {
+    pub(super) record: DeviceScrubRecord,
+    pub(super) state: ScrubPhase,
     /// Bytes to scrub.
     pub(super) total: u64,
     /// The highest rate in bytes per second; 0 means no limit.
     pub(super) limit: u64,
 }
 
-impl Shown {
+impl ShownScrub {
     /// All devices together. The time is that of the device that takes longest.
     pub(super) fn sum(devices: &[Self], total: u64) -> Option<Self> {
         let (first, others) = devices.split_first()?;
@@ -59,7 +59,7 @@ impl Shown {
             sum.record.resumed = sum.record.resumed.max(other.record.resumed);
             sum.record.duration = sum.record.duration.max(other.record.duration);
             sum.limit = sum.limit.saturating_add(other.limit);
-            let order = [State::Finished, State::Interrupted, State::Aborted, State::Running];
+            let order = [ScrubPhase::Finished, ScrubPhase::Interrupted, ScrubPhase::Aborted, ScrubPhase::Running];
             let rank = |state| order.iter().position(|other| *other == state);
             sum.state = if rank(other.state) > rank(sum.state) { other.state } else { sum.state };
         }
@@ -81,7 +81,7 @@ impl Shown {
         if self.record.started == 0 {
             return "\tno stats available\n".to_owned() + &self.amounts(units, now);
         }
-        let DeviceRecord { started, resumed, duration, .. } = self.record;
+        let DeviceScrubRecord { started, resumed, duration, .. } = self.record;
         let mut text = line("Scrub started:", &time(started));
         if resumed > 0 {
             text += &line("Scrub resumed:", &time(resumed));
@@ -97,7 +97,7 @@ impl Shown {
     fn amounts(&self, units: &Units, now: u64) -> String {
         let mut text = String::new();
         let (scrubbed, rate) = (self.scrubbed(), self.rate());
-        let is_running = self.state == State::Running && self.record.started > 0;
+        let is_running = self.state == ScrubPhase::Running && self.record.started > 0;
         if is_running && rate > 0 {
             let left = self.total.saturating_sub(scrubbed) / rate;
             text += &line("Time left:", &span(left));
@@ -119,7 +119,7 @@ impl Shown {
     pub(super) fn json(&self) -> Value {
         let counts: serde_json::Map<_, _> =
             fields(&self.record.counts).into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
-        let DeviceRecord { started, resumed, duration, .. } = self.record;
+        let DeviceScrubRecord { started, resumed, duration, .. } = self.record;
         let is_known = started > 0;
         json!({
             "status": is_known.then(|| self.state.word()),

@@ -10,7 +10,7 @@ use serde_json::Value;
 use ubtrfs_control::{Request as AnyRequest, send};
 
 use super::{Args, answer, snapshot};
-use crate::commands::offline::Use;
+use crate::commands::offline::ImageUse;
 use crate::commands::offline::text::printable;
 use crate::commands::place::with_channel;
 use crate::common::{OUTPUT_LOST, stdout};
@@ -20,7 +20,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let [old, new] = &args.subvolumes[..] else {
         bail!("--diff takes two snapshots: the older one and the newer one");
     };
-    with_channel(old, &args.image, Use::Read, |channel| {
+    with_channel(old, &args.image, ImageUse::Read, |channel| {
         let (before, after) = (snapshot(channel, old)?, snapshot(channel, new)?);
         let request = AnyRequest::Send(send::Request::Diff { old: before.id.0, new: after.id.0 });
         let (from, to) = io::pipe()?;

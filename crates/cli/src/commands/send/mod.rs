@@ -19,8 +19,8 @@ use ubtrfs_control::{Channel, CommandFailure, Request as AnyRequest, reopen, sen
 use ubtrfs_format::item::RootFlags;
 use ubtrfs_fs::SubvolumeInfo;
 
-use super::offline::{ImageOptions, Use};
-use super::place::{Target, open, with_channel};
+use super::offline::{ImageOptions, ImageUse};
+use super::place::{CommandTarget, open, with_channel};
 use crate::common::{OUTPUT_LOST, Shown, format_size, print_err, reader_gone};
 use crate::host_file::{directory_of_new, find_target};
 use crate::job::with_progress_by;
@@ -34,13 +34,13 @@ use crate::job::with_progress_by;
 pub(crate) struct Args {
     /// Read-only subvolumes, all in one mount or one image
     #[arg(value_name = "SUBVOL|IMAGE:/SUBVOL", required = true)]
-    subvolumes: Vec<Target>,
+    subvolumes: Vec<CommandTarget>,
     /// Send only what differs from this read-only subvolume
     #[arg(short, value_name = "PARENT")]
-    parent: Option<Target>,
+    parent: Option<CommandTarget>,
     /// A read-only subvolume whose data the receiver may clone; can be given several times
     #[arg(short, value_name = "CLONE_SRC")]
-    clone_sources: Vec<Target>,
+    clone_sources: Vec<CommandTarget>,
     /// Write the stream to FILE instead of standard output
     #[arg(short, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -98,8 +98,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         bail!("a send stream is not for a terminal; give -f FILE, or a pipe");
     }
     let began = Instant::now();
-    let bytes = with_channel(first, &args.image, Use::Read, |channel| {
-        let list = |targets: &[Target]| -> anyhow::Result<Vec<SubvolumeInfo>> {
+    let bytes = with_channel(first, &args.image, ImageUse::Read, |channel| {
+        let list = |targets: &[CommandTarget]| -> anyhow::Result<Vec<SubvolumeInfo>> {
             targets.iter().map(|target| snapshot(channel, target)).collect()
         };
         let (subvolumes, clone_sources) = (list(&args.subvolumes)?, list(&args.clone_sources)?);
@@ -153,8 +153,8 @@ fn open_output(path: &Path) -> anyhow::Result<File> {
 }
 
 /// Converts the answer of a send into the number of bytes written, or into an error that names the subvolumes.
-fn answer(done: Result<ubtrfs_control::Response, CommandFailure>, targets: &[Target]) -> anyhow::Result<u64> {
-    let names = || targets.iter().map(Target::to_string).collect::<Vec<_>>().join(", ");
+fn answer(done: Result<ubtrfs_control::Response, CommandFailure>, targets: &[CommandTarget]) -> anyhow::Result<u64> {
+    let names = || targets.iter().map(CommandTarget::to_string).collect::<Vec<_>>().join(", ");
     match done {
         Ok(ubtrfs_control::Response::Send(done)) => Ok(done.bytes),
         Ok(_) => Err(anyhow!("cannot send {}: {}", names(), ubtrfs_control::unexpected())),
@@ -163,7 +163,7 @@ fn answer(done: Result<ubtrfs_control::Response, CommandFailure>, targets: &[Tar
 }
 
 /// Describes a subvolume. Fails unless the subvolume is read-only.
-fn snapshot(channel: &Channel<'_>, target: &Target) -> anyhow::Result<SubvolumeInfo> {
+fn snapshot(channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<SubvolumeInfo> {
     let info = subvolume(channel, target)?;
     if !info.flags.contains(RootFlags::RDONLY) {
         bail!(
@@ -175,7 +175,7 @@ fn snapshot(channel: &Channel<'_>, target: &Target) -> anyhow::Result<SubvolumeI
 }
 
 /// Describes a subvolume. Fails if the path is not the root directory of a subvolume.
-pub(crate) fn subvolume(channel: &Channel<'_>, target: &Target) -> anyhow::Result<SubvolumeInfo> {
+pub(crate) fn subvolume(channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<SubvolumeInfo> {
     let file = open(channel, target)?;
     match channel.subvolume_of(&file).with_context(|| format!("cannot read {target}"))? {
         (info, true) => Ok(info),

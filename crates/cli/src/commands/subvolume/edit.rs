@@ -13,8 +13,8 @@ use ubtrfs_fs::QgroupId;
 use super::open_subvolume;
 use super::problem::{DELETE, SET_DEFAULT, explain};
 use crate::commands::offline::import::parse_owner;
-use crate::commands::offline::{ImageOptions, Use};
-use crate::commands::place::{Target, open, open_here, with_channel, with_channel_of};
+use crate::commands::offline::{ImageOptions, ImageUse};
+use crate::commands::place::{CommandTarget, open, open_here, with_channel, with_channel_of};
 use crate::commands::qgroup::parse_qgroup;
 use crate::common::{Shown, calling_user, print_error, print_out};
 use crate::job::with_progress;
@@ -25,7 +25,7 @@ use crate::progs::is_progs;
 pub(super) struct CreateArgs {
     /// Paths of the new subvolumes, in mounts or images
     #[arg(value_name = "PATH|IMAGE:/PATH", required = true)]
-    paths: Vec<Target>,
+    paths: Vec<CommandTarget>,
     /// Owner of subvolumes in images: the current user, by default
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
     owner: Option<(u32, u32)>,
@@ -41,7 +41,7 @@ pub(super) struct CreateArgs {
 pub(super) struct DeleteArgs {
     /// Subvolumes in mounts or images
     #[arg(value_name = "PATH|IMAGE:/PATH", required = true)]
-    paths: Vec<Target>,
+    paths: Vec<CommandTarget>,
     /// Delete the subvolume with this id, in the filesystem that holds the path
     #[arg(short = 'i', long, value_name = "ID")]
     subvolid: Option<u64>,
@@ -91,7 +91,7 @@ pub(super) struct SetReadOnlyArgs {
     force: bool,
     /// The subvolume
     #[arg(value_name = "PATH|IMAGE:/PATH")]
-    path: Target,
+    path: CommandTarget,
     /// Whether the subvolume becomes read-only
     #[arg(value_name = "true|false", action = clap::ArgAction::Set)]
     read_only: bool,
@@ -104,7 +104,7 @@ pub(super) struct SetReadOnlyArgs {
 pub(super) struct SyncArgs {
     /// Any path in a mount, or an image
     #[arg(value_name = "PATH|IMAGE")]
-    target: Target,
+    target: CommandTarget,
     /// Say of these subvolumes, too, when they are gone; the command waits for all in any case
     #[arg(value_name = "ID")]
     ids: Vec<u64>,
@@ -164,7 +164,7 @@ fn delete_by_id(args: &DeleteArgs, id: u64) -> anyhow::Result<()> {
     if is_progs() {
         print_out(&format!("Delete subvolume{}: subvolid={id}\n", args.mark()))?;
     }
-    with_channel(&target, &args.image, Use::Write, |channel| {
+    with_channel(&target, &args.image, ImageUse::Write, |channel| {
         channel.subvolume(Request::DeleteById { id }, &[]).map_err(|failure| match failure.errno() {
             Errno::NOENT => {
                 let path = target.filesystem();
@@ -220,7 +220,7 @@ fn delete_by_path(args: &DeleteArgs) -> ExitCode {
 
 pub(super) fn sync(args: &SyncArgs) -> anyhow::Result<()> {
     let target = args.target.clone().or_image();
-    with_channel(&target, &args.image, Use::Write, |channel| {
+    with_channel(&target, &args.image, ImageUse::Write, |channel| {
         let (nr, s) = (args.ids.len(), if args.ids.len() == 1 { "" } else { "s" });
         if let Some(id) = existing(channel, &target, &args.ids)? {
             bail!("subvolume {id} of {} is not deleted; delete it by: ubtrfs subvolume delete", target.filesystem());
@@ -237,7 +237,7 @@ pub(super) fn sync(args: &SyncArgs) -> anyhow::Result<()> {
 }
 
 /// The first of these subvolumes that is not deleted.
-fn existing(channel: &Channel<'_>, target: &Target, ids: &[u64]) -> anyhow::Result<Option<u64>> {
+fn existing(channel: &Channel<'_>, target: &CommandTarget, ids: &[u64]) -> anyhow::Result<Option<u64>> {
     if ids.is_empty() {
         return Ok(None);
     }
@@ -245,7 +245,7 @@ fn existing(channel: &Channel<'_>, target: &Target, ids: &[u64]) -> anyhow::Resu
     Ok(ids.iter().copied().find(|id| list.iter().any(|info| info.id == RootId(*id))))
 }
 
-fn free_deleted_space(channel: &Channel<'_>, target: &Target) -> anyhow::Result<()> {
+fn free_deleted_space(channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<()> {
     let what = "freeing the space of deleted subvolumes";
     let request = ubtrfs_control::Request::Subvolume(Request::Sync);
     let done = with_progress(what, |job| channel.call_with(request, &[], job));
@@ -260,14 +260,14 @@ pub(super) fn set_default(args: &SetDefaultArgs) -> anyhow::Result<()> {
             None => bail!(
                 "'{}' is not a subvolume id; list the ids with: ubtrfs subvolume list {}",
                 id.shown(),
-                Target::from(path.clone()).filesystem()
+                CommandTarget::from(path.clone()).filesystem()
             ),
         },
         _ => bail!("name a subvolume"),
     };
-    let target = Target::from(path.clone());
+    let target = CommandTarget::from(path.clone());
     let target = if id.is_some() { target.or_image() } else { target };
-    with_channel(&target, &args.image, Use::Write, |channel| {
+    with_channel(&target, &args.image, ImageUse::Write, |channel| {
         let file = match id {
             Some(_) => open(channel, &target)?,
             None => open_subvolume(channel, &target)?.0,
@@ -282,7 +282,7 @@ pub(super) fn set_default(args: &SetDefaultArgs) -> anyhow::Result<()> {
 
 pub(super) fn set_read_only(args: &SetReadOnlyArgs) -> anyhow::Result<()> {
     let (target, read_only, force) = (&args.path, args.read_only, args.force);
-    with_channel(target, &args.image, Use::Write, |channel| {
+    with_channel(target, &args.image, ImageUse::Write, |channel| {
         let (file, _) = open_subvolume(channel, target)?;
         // Write dirty pages first, because the server refuses writes once the subvolume is read-only.
         let flushed = if read_only { channel.flush(&file) } else { Ok(()) };
@@ -294,15 +294,15 @@ pub(super) fn set_read_only(args: &SetReadOnlyArgs) -> anyhow::Result<()> {
 /// Calls `work` for each target. A failure does not stop the work on other targets, but makes the exit status 1. Opens
 /// an image only once for consecutive targets in it. Frees the space of deleted subvolumes before closing an image.
 fn for_each(
-    targets: &[Target],
+    targets: &[CommandTarget],
     options: &ImageOptions,
     owner: (u32, u32),
-    mut work: impl FnMut(&Channel<'_>, &Target) -> anyhow::Result<()>,
+    mut work: impl FnMut(&Channel<'_>, &CommandTarget) -> anyhow::Result<()>,
 ) -> ExitCode {
     let mut failed = None;
-    for targets in targets.chunk_by(Target::shares_filesystem_with) {
-        let of_image = |failed: &mut Option<ExitCode>, work: &mut dyn FnMut(&Channel<'_>, &Target) -> _| {
-            with_channel_of(&targets[0], options, Use::Write, owner, |channel| {
+    for targets in targets.chunk_by(CommandTarget::shares_filesystem_with) {
+        let of_image = |failed: &mut Option<ExitCode>, work: &mut dyn FnMut(&Channel<'_>, &CommandTarget) -> _| {
+            with_channel_of(&targets[0], options, ImageUse::Write, owner, |channel| {
                 for target in targets {
                     if let Err(error) = work(channel, target) {
                         *failed = Some(print_error(&error));
@@ -311,7 +311,7 @@ fn for_each(
                 free_deleted_space(channel, &targets[0])
             })
         };
-        if let Target::Image(_) = &targets[0] {
+        if let CommandTarget::Image(_) = &targets[0] {
             if let Err(error) = of_image(&mut failed, &mut work) {
                 failed = Some(print_error(&error));
             }
@@ -325,8 +325,9 @@ fn for_each(
                 let is_dir = std::fs::metadata(target.path()).is_ok_and(|meta| meta.is_dir());
                 if is_dir { Ok(target.clone()) } else { target.split().map(|(dir, _)| dir) }
             };
-            let done = near()
-                .and_then(|near| with_channel_of(&near, options, Use::Write, owner, |channel| work(channel, target)));
+            let done = near().and_then(|near| {
+                with_channel_of(&near, options, ImageUse::Write, owner, |channel| work(channel, target))
+            });
             if let Err(error) = done {
                 failed = Some(print_error(&error));
             }

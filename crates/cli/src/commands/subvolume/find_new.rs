@@ -9,8 +9,8 @@ use ubtrfs_control::{Request, Response, send};
 use ubtrfs_format::print::escaped_line;
 
 use super::problem::explain;
-use crate::commands::offline::{ImageOptions, Use};
-use crate::commands::place::{Target, with_channel};
+use crate::commands::offline::{ImageOptions, ImageUse};
+use crate::commands::place::{CommandTarget, with_channel};
 use crate::commands::send::subvolume;
 use crate::common::{OUTPUT_LOST, stdout};
 use crate::job::with_progress;
@@ -20,7 +20,7 @@ use crate::job::with_progress;
 pub(super) struct Args {
     /// The subvolume
     #[arg(value_name = "SUBVOL|IMAGE:/SUBVOL")]
-    target: Target,
+    target: CommandTarget,
     /// The oldest generation to list; `subvolume show` prints a subvolume's current one
     generation: u64,
     #[command(flatten)]
@@ -28,7 +28,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    with_channel(&args.target, &args.image, Use::Read, |channel| {
+    with_channel(&args.target, &args.image, ImageUse::Read, |channel| {
         let info = subvolume(channel, &args.target)?;
         let request = Request::Send(send::Request::FindNew { subvolume: info.id.0, generation: args.generation });
         let (from, to) = io::pipe()?;

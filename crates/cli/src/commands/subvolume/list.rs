@@ -12,8 +12,8 @@ use uuid::Uuid;
 use super::problem::explain;
 use super::{list, list_deleted};
 use crate::commands::offline::text::{printable, time_text};
-use crate::commands::offline::{LongImageOptions, Use};
-use crate::commands::place::{Target, open, with_channel};
+use crate::commands::offline::{ImageUse, LongImageOptions};
+use crate::commands::place::{CommandTarget, open, with_channel};
 use crate::common::{print_json, print_out};
 use crate::sort::Sort;
 
@@ -25,7 +25,7 @@ use crate::sort::Sort;
 pub(super) struct Args {
     /// Any path in a mount, or an image
     #[arg(value_name = "PATH|IMAGE")]
-    target: Target,
+    target: CommandTarget,
     /// Show only subvolumes directly in the subvolume that holds PATH
     #[arg(short = 'o')]
     only_below: bool,
@@ -48,13 +48,13 @@ pub(super) struct Args {
     table: bool,
     /// Show only subvolumes with this generation; +N for N and later, -N for N and earlier
     #[arg(short = 'G', value_name = "[+|-]N", value_parser = parse_range, allow_hyphen_values = true)]
-    generation: Option<Range>,
+    generation: Option<GenerationRange>,
     /// Show only subvolumes created in this generation; +N for N and later, -N for N and earlier
     #[arg(short = 'C', value_name = "[+|-]N", value_parser = parse_range, allow_hyphen_values = true)]
-    created: Option<Range>,
+    created: Option<GenerationRange>,
     /// Sort by these columns: rootid, gen, ogen, path; `-` before a column sorts it in descending order
     #[arg(long, value_name = "COLUMNS", value_parser = parse_sort, allow_hyphen_values = true, default_value = "rootid")]
-    sort: Sort<Column>,
+    sort: Sort<SubvolumeColumn>,
     /// Print JSON: a list of objects
     #[arg(long)]
     json: bool,
@@ -89,58 +89,62 @@ struct Fields {
 
 /// The smallest and the largest generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Range(u64, u64);
+struct GenerationRange(u64, u64);
 
-impl Range {
+impl GenerationRange {
     fn contains(self, number: u64) -> bool {
         (self.0..=self.1).contains(&number)
     }
 }
 
-fn parse_range(text: &str) -> Result<Range, String> {
+fn parse_range(text: &str) -> Result<GenerationRange, String> {
     let number = |text: &str| match text.parse() {
         Ok(number) if text.bytes().all(|byte| byte.is_ascii_digit()) => Ok(number),
         _ => Err("expected a generation, such as 100, +100 or -100".to_owned()),
     };
     match (text.strip_prefix('+'), text.strip_prefix('-')) {
-        (Some(start), _) => Ok(Range(number(start)?, u64::MAX)),
-        (_, Some(end)) => Ok(Range(0, number(end)?)),
-        _ => number(text).map(|only| Range(only, only)),
+        (Some(start), _) => Ok(GenerationRange(number(start)?, u64::MAX)),
+        (_, Some(end)) => Ok(GenerationRange(0, number(end)?)),
+        _ => number(text).map(|only| GenerationRange(only, only)),
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Column {
+enum SubvolumeColumn {
     Id,
     Generation,
     Created,
     Path,
 }
 
-fn parse_sort(text: &str) -> Result<Sort<Column>, String> {
-    let columns =
-        [("rootid", Column::Id), ("gen", Column::Generation), ("ogen", Column::Created), ("path", Column::Path)];
+fn parse_sort(text: &str) -> Result<Sort<SubvolumeColumn>, String> {
+    let columns = [
+        ("rootid", SubvolumeColumn::Id),
+        ("gen", SubvolumeColumn::Generation),
+        ("ogen", SubvolumeColumn::Created),
+        ("path", SubvolumeColumn::Path),
+    ];
     Sort::parse(text, &columns)
 }
 
 /// Compares two subvolumes with their paths by the columns, and by id where all of the columns are equal.
 fn compare(
-    sort: &Sort<Column>,
+    sort: &Sort<SubvolumeColumn>,
     (one, path): (&SubvolumeInfo, &[u8]),
     (other, other_path): (&SubvolumeInfo, &[u8]),
 ) -> Ordering {
     let by_column = |column| match column {
-        Column::Id => one.id.cmp(&other.id),
-        Column::Generation => one.generation.cmp(&other.generation),
-        Column::Created => one.otransid.cmp(&other.otransid),
-        Column::Path => path.cmp(other_path),
+        SubvolumeColumn::Id => one.id.cmp(&other.id),
+        SubvolumeColumn::Generation => one.generation.cmp(&other.generation),
+        SubvolumeColumn::Created => one.otransid.cmp(&other.otransid),
+        SubvolumeColumn::Path => path.cmp(other_path),
     };
     sort.compare(by_column).then(one.id.cmp(&other.id))
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let target = args.target.clone().or_image();
-    let (list, top) = with_channel(&target, &args.image.clone().into(), Use::Read, |channel| {
+    let (list, top) = with_channel(&target, &args.image.clone().into(), ImageUse::Read, |channel| {
         let file = open(channel, &target)?;
         let list = if args.deleted { list_deleted(channel, &target) } else { list(channel, &target) }?;
         let (top, _) = channel.subvolume_of(&file).map_err(|failure| explain("read", &target, failure))?;
@@ -186,7 +190,7 @@ fn relative_path<'i>(info: &'i SubvolumeInfo, top: &SubvolumeInfo, args: &Args) 
 
 /// A field of a line, which is a column of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Field {
+enum SubvolumeField {
     Id,
     Generation,
     Created,
@@ -201,24 +205,24 @@ enum Field {
 
 impl Fields {
     /// The fields to show, in the order of btrfs-progs.
-    fn shown(self) -> Vec<Field> {
+    fn shown(self) -> Vec<SubvolumeField> {
         let all = [
-            (true, Field::Id),
-            (true, Field::Generation),
-            (self.cgen, Field::Created),
-            (self.parent, Field::Parent),
-            (true, Field::TopLevel),
-            (self.otime, Field::Otime),
-            (self.parent_uuid, Field::ParentUuid),
-            (self.received_uuid, Field::ReceivedUuid),
-            (self.uuid, Field::Uuid),
-            (true, Field::Path),
+            (true, SubvolumeField::Id),
+            (true, SubvolumeField::Generation),
+            (self.cgen, SubvolumeField::Created),
+            (self.parent, SubvolumeField::Parent),
+            (true, SubvolumeField::TopLevel),
+            (self.otime, SubvolumeField::Otime),
+            (self.parent_uuid, SubvolumeField::ParentUuid),
+            (self.received_uuid, SubvolumeField::ReceivedUuid),
+            (self.uuid, SubvolumeField::Uuid),
+            (true, SubvolumeField::Path),
         ];
         all.into_iter().filter(|(is_shown, _)| *is_shown).map(|(_, field)| field).collect()
     }
 }
 
-impl Field {
+impl SubvolumeField {
     fn name(self) -> &'static str {
         match self {
             Self::Id => "ID",
@@ -251,25 +255,25 @@ impl Field {
     }
 }
 
-fn line(fields: &[Field], info: &SubvolumeInfo, path: &str) -> String {
+fn line(fields: &[SubvolumeField], info: &SubvolumeInfo, path: &str) -> String {
     let words: Vec<String> =
         fields.iter().map(|field| format!("{} {}", field.name(), field.text(info, path))).collect();
     format!("{}\n", words.join(" "))
 }
 
 /// The head of a table, with tabs between the columns as in btrfs-progs.
-fn head(fields: &[Field]) -> String {
+fn head(fields: &[SubvolumeField]) -> String {
     let names: String = fields.iter().map(|field| format!("{}\t", field.name())).collect();
     let dashes: String = fields.iter().map(|field| format!("{}\t", "-".repeat(field.name().len()))).collect();
     format!("{names}\n{dashes}\n")
 }
 
-fn row(fields: &[Field], info: &SubvolumeInfo, path: &str) -> String {
-    let cell = |field: &Field| {
+fn row(fields: &[SubvolumeField], info: &SubvolumeInfo, path: &str) -> String {
+    let cell = |field: &SubvolumeField| {
         let end = match field {
-            Field::Path => "\n",
+            SubvolumeField::Path => "\n",
             // The name of this column is wider than a tab.
-            Field::TopLevel => "\t\t",
+            SubvolumeField::TopLevel => "\t\t",
             _ => "\t",
         };
         format!("{}{end}", field.text(info, path))
@@ -387,9 +391,9 @@ mod tests {
 
     #[test]
     fn generations_are_filtered_as_by_btrfs_progs() {
-        assert_eq!(parse_range("8"), Ok(Range(8, 8)));
-        assert_eq!(parse_range("+8"), Ok(Range(8, u64::MAX)));
-        assert_eq!(parse_range("-8"), Ok(Range(0, 8)));
+        assert_eq!(parse_range("8"), Ok(GenerationRange(8, 8)));
+        assert_eq!(parse_range("+8"), Ok(GenerationRange(8, u64::MAX)));
+        assert_eq!(parse_range("-8"), Ok(GenerationRange(0, 8)));
         for wrong in ["", "+", "x", "+-8", "8-", "++8"] {
             assert!(parse_range(wrong).is_err(), "{wrong}");
         }

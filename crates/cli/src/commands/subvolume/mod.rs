@@ -18,7 +18,7 @@ use ubtrfs_control::{Channel, OpenedFile};
 use ubtrfs_format::RootId;
 use ubtrfs_fs::SubvolumeInfo;
 
-use super::place::{Target, open};
+use super::place::{CommandTarget, open};
 pub(crate) use list::seconds_text;
 use problem::{explain, not_a_subvolume};
 
@@ -60,7 +60,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Opens the root directory of a subvolume.
-fn open_subvolume(channel: &Channel<'_>, target: &Target) -> anyhow::Result<(OpenedFile, SubvolumeInfo)> {
+fn open_subvolume(channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<(OpenedFile, SubvolumeInfo)> {
     let file = open(channel, target)?;
     let found = channel.subvolume_of(&file).map_err(|failure| explain("read", target, failure))?;
     match found {
@@ -70,12 +70,12 @@ fn open_subvolume(channel: &Channel<'_>, target: &Target) -> anyhow::Result<(Ope
 }
 
 /// Lists all subvolumes in order of id, the top level first.
-fn list(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Vec<SubvolumeInfo>> {
+fn list(channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<Vec<SubvolumeInfo>> {
     channel.subvolumes().map_err(|failure| explain("list the subvolumes of", target.filesystem(), failure))
 }
 
 /// Lists deleted subvolumes whose space is not free yet, in order of id.
-fn list_deleted(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Vec<SubvolumeInfo>> {
+fn list_deleted(channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<Vec<SubvolumeInfo>> {
     channel
         .deleted_subvolumes()
         .map_err(|failure| explain("list the deleted subvolumes of", target.filesystem(), failure))

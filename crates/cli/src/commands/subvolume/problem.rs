@@ -6,9 +6,9 @@ use anyhow::anyhow;
 use rustix::io::Errno;
 use ubtrfs_control::CommandFailure;
 
-use crate::commands::place::Target;
+use crate::commands::place::CommandTarget;
 
-pub(super) fn not_a_subvolume(what: &Target) -> anyhow::Error {
+pub(super) fn not_a_subvolume(what: &CommandTarget) -> anyhow::Error {
     anyhow!("{what} is not a subvolume; list them with: ubtrfs subvolume list {}", what.filesystem())
 }
 

@@ -17,8 +17,8 @@ use super::list::{is_read_only, json_of, plain_line, seconds_text, uuid_text};
 use super::problem::explain;
 use super::{find, list, open_subvolume};
 use crate::commands::offline::text::printable;
-use crate::commands::offline::{ImageOptions, Use};
-use crate::commands::place::{Target, open, with_channel};
+use crate::commands::offline::{ImageOptions, ImageUse};
+use crate::commands::place::{CommandTarget, open, with_channel};
 use crate::commands::qgroup::all_groups;
 use crate::commands::quota::status_of;
 use crate::common::{print_json, print_out, warn};
@@ -39,7 +39,7 @@ pub(super) struct Args {
     letters: UnitLetters,
     /// The subvolume
     #[arg(value_name = "PATH|IMAGE:/PATH")]
-    path: Target,
+    path: CommandTarget,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -52,7 +52,7 @@ pub(super) struct Args {
 pub(super) struct DefaultArgs {
     /// Any path in a mount, or an image
     #[arg(value_name = "PATH|IMAGE")]
-    target: Target,
+    target: CommandTarget,
     #[command(flatten)]
     image: ImageOptions,
 }
@@ -60,7 +60,7 @@ pub(super) struct DefaultArgs {
 pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let is_by_path = args.rootid.is_none() && args.uuid.is_none();
     let target = &if is_by_path { args.path } else { args.path.or_image() };
-    let (info, list, group) = with_channel(target, &args.image, Use::Read, |channel| {
+    let (info, list, group) = with_channel(target, &args.image, ImageUse::Read, |channel| {
         let of_path = if is_by_path { Some(open_subvolume(channel, target)?.1) } else { None };
         // A user who may not list subvolumes gets only the attributes of the named subvolume.
         let list = match channel.subvolumes() {
@@ -113,7 +113,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
 }
 
 /// The quota group of a subvolume; `None` if quotas are off.
-fn quota_group(channel: &Channel<'_>, target: &Target, id: RootId) -> anyhow::Result<Option<QuotaGroup>> {
+fn quota_group(channel: &Channel<'_>, target: &CommandTarget, id: RootId) -> anyhow::Result<Option<QuotaGroup>> {
     if status_of(channel, target)?.is_none() {
         return Ok(None);
     }
@@ -174,7 +174,7 @@ fn text<'a>(
 
 pub(super) fn get_default(args: DefaultArgs) -> anyhow::Result<()> {
     let target = args.target.or_image();
-    let text = with_channel(&target, &args.image, Use::Read, |channel| {
+    let text = with_channel(&target, &args.image, ImageUse::Read, |channel| {
         open(channel, &target)?;
         let read = |failure| explain("read the default subvolume of", target.filesystem(), failure);
         match channel.default_subvolume().map_err(read)? {

@@ -8,8 +8,8 @@ use ubtrfs_fs::QgroupId;
 
 use super::open_subvolume;
 use super::problem::explain;
-use crate::commands::offline::{ImageOptions, Use};
-use crate::commands::place::{Target, open_here, with_channel};
+use crate::commands::offline::{ImageOptions, ImageUse};
+use crate::commands::place::{CommandTarget, open_here, with_channel};
 use crate::commands::qgroup::parse_qgroup;
 use crate::common::print_out;
 
@@ -18,10 +18,10 @@ use crate::common::print_out;
 pub(super) struct Args {
     /// The subvolume to take a snapshot of
     #[arg(value_name = "SOURCE")]
-    source: Target,
+    source: CommandTarget,
     /// Path of the snapshot, in the same mount or image. In an existing directory, the snapshot gets the subvolume's name
     #[arg(value_name = "DEST")]
-    dest: Target,
+    dest: CommandTarget,
     /// Make the snapshot read-only; it is writable by default
     #[arg(short)]
     read_only: bool,
@@ -36,7 +36,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     if !args.source.shares_filesystem_with(&args.dest) {
         return Err(elsewhere(args));
     }
-    let made = with_channel(&args.source, &args.image, Use::Write, |channel| make(channel, args))?;
+    let made = with_channel(&args.source, &args.image, ImageUse::Write, |channel| make(channel, args))?;
     let kind = if args.read_only { "readonly snapshot" } else { "snapshot" };
     print_out(&format!("Create a {kind} of '{}' in '{}'\n", args.source, made.as_made()))
 }
@@ -50,7 +50,7 @@ fn elsewhere(args: &Args) -> anyhow::Error {
 }
 
 /// Makes a snapshot and returns its path.
-fn make(channel: &Channel<'_>, args: &Args) -> anyhow::Result<Target> {
+fn make(channel: &Channel<'_>, args: &Args) -> anyhow::Result<CommandTarget> {
     let (source, dest) = (&args.source, &args.dest);
     let (subvolume, _) = open_subvolume(channel, source)?;
     let (dir, name, made) = match channel.is_dir(dest.path()) {

@@ -23,19 +23,19 @@ use ubtrfs_fs::{InodeId, mode};
 use super::super::text::printable;
 use super::super::{COPY_LEN, normal_names, os_string, type_of};
 use super::dir_chain::DirChain;
-use super::{Attributes, From, Info, Piece, Times, To, Xattrs};
+use super::{CopiedAttributes, From, PieceCallback, SourceInfo, Times, To, XattrList};
 use crate::common::{Shown, warn};
 use crate::host_file::{self, HostFile};
 
 /// Files of the host as the source.
-pub(super) struct Host;
+pub(super) struct HostFiles;
 
 fn host_path(path: &[u8]) -> PathBuf {
     PathBuf::from(os_string(path))
 }
 
-impl From for Host {
-    fn info(&self, path: &[u8], follow: bool) -> anyhow::Result<Option<Info>> {
+impl From for HostFiles {
+    fn info(&self, path: &[u8], follow: bool) -> anyhow::Result<Option<SourceInfo>> {
         let path = host_path(path);
         let meta = match if follow { fs::metadata(&path) } else { fs::symlink_metadata(&path) } {
             Ok(meta) => meta,
@@ -45,7 +45,7 @@ impl From for Host {
         Ok(Some(info_of(&meta)))
     }
 
-    fn is_stream(&self, info: &Info) -> bool {
+    fn is_stream(&self, info: &SourceInfo) -> bool {
         matches!(type_of(info.mode), mode::FIFO | mode::CHAR | mode::BLOCK)
     }
 
@@ -58,7 +58,7 @@ impl From for Host {
         Ok(fs::read_link(host_path(path))?.into_os_string().into_vec())
     }
 
-    fn xattrs(&self, path: &[u8]) -> anyhow::Result<Xattrs> {
+    fn xattrs(&self, path: &[u8]) -> anyhow::Result<XattrList> {
         let path = host_path(path);
         let mut list = vec![0; XATTR_MAX];
         let len = match rustix::fs::llistxattr(&path, &mut list[..]) {
@@ -82,7 +82,7 @@ impl From for Host {
         Ok(xattrs)
     }
 
-    fn data(&self, path: &[u8], info: &Info, piece: Piece<'_>) -> anyhow::Result<()> {
+    fn data(&self, path: &[u8], info: &SourceInfo, piece: PieceCallback<'_>) -> anyhow::Result<()> {
         let mut file = File::open(host_path(path))?;
         if !file.metadata()?.is_file() {
             return stream(&mut file, piece);
@@ -118,7 +118,7 @@ impl From for Host {
 }
 
 /// Reads a file without offsets, such as a pipe, to its end.
-fn stream(file: &mut File, piece: Piece<'_>) -> anyhow::Result<()> {
+fn stream(file: &mut File, piece: PieceCallback<'_>) -> anyhow::Result<()> {
     let mut buf = vec![0; COPY_LEN];
     let mut at = 0;
     loop {
@@ -134,9 +134,9 @@ fn stream(file: &mut File, piece: Piece<'_>) -> anyhow::Result<()> {
     }
 }
 
-fn info_of(meta: &fs::Metadata) -> Info {
+fn info_of(meta: &fs::Metadata) -> SourceInfo {
     let time = |sec, nsec: i64| Timespec { sec, nsec: u32::try_from(nsec).unwrap_or_default() };
-    Info {
+    SourceInfo {
         mode: meta.mode(),
         uid: meta.uid(),
         gid: meta.gid(),
@@ -205,7 +205,7 @@ impl HostTarget {
         Ok(call(opened.join(os_string(name))))
     }
 
-    fn set_file_attributes(&self, file: &File, path: &[u8], attributes: &Attributes) -> anyhow::Result<()> {
+    fn set_file_attributes(&self, file: &File, path: &[u8], attributes: &CopiedAttributes) -> anyhow::Result<()> {
         if let Some(owner) = attributes.owner {
             let (uid, gid) = ids_of(owner)?;
             match rustix::fs::fchown(file, Some(uid), Some(gid)) {
@@ -279,9 +279,9 @@ impl To for HostTarget {
     }
 
     /// Follows a symbolic link only if the user named it as the target (I1).
-    fn there(&self, path: &[u8], named: bool, follow: bool) -> anyhow::Result<Option<Info>> {
+    fn there(&self, path: &[u8], named: bool, follow: bool) -> anyhow::Result<Option<SourceInfo>> {
         if (named && follow) || path == b"/" {
-            return Host.info(self.shown(path).as_os_str().as_bytes(), true);
+            return HostFiles.info(self.shown(path).as_os_str().as_bytes(), true);
         }
         let (dir, name) = self.place(path)?;
         let stat = match rustix::fs::statat(&*dir, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -292,7 +292,7 @@ impl To for HostTarget {
         let time = |sec, nsec| Timespec { sec, nsec };
         #[allow(clippy::useless_conversion, reason = "32 bits on other processors")]
         let nlink = stat.st_nlink.into();
-        Ok(Some(Info {
+        Ok(Some(SourceInfo {
             mode: stat.st_mode,
             uid: stat.st_uid,
             gid: stat.st_gid,
@@ -319,7 +319,7 @@ impl To for HostTarget {
         Ok(rustix::fs::symlinkat(target, &*dir, name)?)
     }
 
-    fn make_special(&self, path: &[u8], info: &Info) -> anyhow::Result<()> {
+    fn make_special(&self, path: &[u8], info: &SourceInfo) -> anyhow::Result<()> {
         let kind = match type_of(info.mode) {
             mode::CHAR => FileType::CharacterDevice,
             mode::BLOCK => FileType::BlockDevice,
@@ -338,10 +338,10 @@ impl To for HostTarget {
     fn make_file(
         &self,
         path: &[u8],
-        info: &Info,
+        info: &SourceInfo,
         named: bool,
-        attributes: &Attributes,
-        fill: &mut dyn FnMut(Piece<'_>) -> anyhow::Result<()>,
+        attributes: &CopiedAttributes,
+        fill: &mut dyn FnMut(PieceCallback<'_>) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let mut file = match named {
             true => HostFile::named(&self.shown(path), info.mode)?,
@@ -399,7 +399,7 @@ impl To for HostTarget {
         Ok(())
     }
 
-    fn set_xattrs(&self, path: &[u8], xattrs: &Xattrs) -> anyhow::Result<()> {
+    fn set_xattrs(&self, path: &[u8], xattrs: &XattrList) -> anyhow::Result<()> {
         for (name, value) in xattrs {
             let set = |path: PathBuf| rustix::fs::lsetxattr(path, os_string(name), value, XattrFlags::empty());
             let done = self.with_path(path, set)?;
@@ -416,7 +416,7 @@ impl To for HostTarget {
 
     /// Sets attributes by the file's name. The directory that the user named has no name below itself, so it is opened
     /// again.
-    fn set_attributes(&self, path: &[u8], attributes: &Attributes) -> anyhow::Result<()> {
+    fn set_attributes(&self, path: &[u8], attributes: &CopiedAttributes) -> anyhow::Result<()> {
         if path == b"/" && self.name.is_none() {
             if attributes.is_nothing() {
                 return Ok(());
@@ -451,10 +451,10 @@ const OPEN_MAX: usize = 256;
 mod tests {
     use super::*;
 
-    fn info() -> Info {
+    fn info() -> SourceInfo {
         let time = Timespec { sec: 1, nsec: 0 };
         let (uid, gid) = (0, 0);
-        Info {
+        SourceInfo {
             mode: mode::REGULAR | 0o644,
             uid,
             gid,
@@ -481,12 +481,12 @@ mod tests {
         fs::write(outside.join("there"), "old").unwrap();
         let before = fs::metadata(outside.join("there")).unwrap();
         let to = HostTarget::open(&target).unwrap();
-        let plain = Attributes { owner: None, mode: 0o644, xattrs: Vec::new(), times: None };
+        let plain = CopiedAttributes { owner: None, mode: 0o644, xattrs: Vec::new(), times: None };
         let names = ["/../outside/there", "/way/there", "/short/there", "/.", "/..", "/", "/a/../../outside/there"];
         for path in names.map(str::as_bytes) {
             assert!(to.make_dir(path, 0o755).is_err());
             assert!(to.make_link(path, b"x").is_err());
-            assert!(to.make_special(path, &Info { mode: mode::FIFO | 0o644, ..info() }).is_err());
+            assert!(to.make_special(path, &SourceInfo { mode: mode::FIFO | 0o644, ..info() }).is_err());
             assert!(to.make_file(path, &info(), false, &plain, &mut |piece| piece(0, b"new")).is_err());
             assert!(to.hard_link(path, b"/link").is_err() && to.hard_link(b"/way", path).is_err());
             assert!(to.unlink(path).is_err());

@@ -21,8 +21,8 @@ use super::super::text::printable;
 use super::super::{ImagePath, child_path, data_ranges, join, normal_names, read_names, read_pieces, type_of};
 use super::dir_chain::DirChain;
 use super::new_flags::{NewFlags, flags_at};
-use super::new_subvolume::NewSubvolume;
-use super::{Attributes, From, Info, Piece, Times, To, Xattrs};
+use super::new_subvolume::CopiedSubvolume;
+use super::{CopiedAttributes, From, PieceCallback, SourceInfo, Times, To, XattrList};
 use crate::common::{Shown, calling_user};
 
 /// The files of an image.
@@ -35,7 +35,7 @@ pub(super) struct Image<'f> {
     /// Directories looked up last.
     dirs: RefCell<DirChain<InodeId>>,
     /// Directories that become subvolumes.
-    pub(super) subvolumes: &'f [NewSubvolume],
+    pub(super) subvolumes: &'f [CopiedSubvolume],
     /// Flags of new files.
     pub(super) flags: &'f [NewFlags],
     /// A temporary path, and the path that messages have in its place.
@@ -165,8 +165,8 @@ impl<'f> Image<'f> {
     fn fill_file(
         &self,
         id: InodeId,
-        info: &Info,
-        fill: &mut dyn FnMut(Piece<'_>) -> anyhow::Result<()>,
+        info: &SourceInfo,
+        fill: &mut dyn FnMut(PieceCallback<'_>) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         if let Some(from) = info.id
             && self.share(from, id, info.size)?
@@ -184,7 +184,7 @@ impl<'f> Image<'f> {
         Ok(())
     }
 
-    fn set_attributes_of(&self, id: InodeId, attributes: &Attributes) -> anyhow::Result<()> {
+    fn set_attributes_of(&self, id: InodeId, attributes: &CopiedAttributes) -> anyhow::Result<()> {
         if let Some(owner) = attributes.owner {
             self.set_owner_of(id, owner, attributes.mode)?;
         }
@@ -206,7 +206,7 @@ impl<'f> Image<'f> {
         Ok(())
     }
 
-    fn set_xattrs_of(&self, id: InodeId, xattrs: &Xattrs) -> anyhow::Result<()> {
+    fn set_xattrs_of(&self, id: InodeId, xattrs: &XattrList) -> anyhow::Result<()> {
         for (name, value) in xattrs {
             self.fs
                 .setxattr(id, name, value, XattrFlags::empty(), &Caller::ROOT)
@@ -243,14 +243,14 @@ fn caller() -> Caller {
 }
 
 impl From for Image<'_> {
-    fn info(&self, path: &[u8], follow: bool) -> anyhow::Result<Option<Info>> {
+    fn info(&self, path: &[u8], follow: bool) -> anyhow::Result<Option<SourceInfo>> {
         let attr = match self.attr(path, follow) {
             Ok(attr) => attr,
             Err(error) if matches!(error.downcast_ref(), Some(Error::NotFound)) => return Ok(None),
             Err(error) => return Err(error),
         };
         let (major, minor) = rdev_parts(attr.rdev);
-        Ok(Some(Info {
+        Ok(Some(SourceInfo {
             mode: attr.mode,
             uid: attr.uid,
             gid: attr.gid,
@@ -279,7 +279,7 @@ impl From for Image<'_> {
         Ok(self.fs.readlink(self.attr(path, false)?.id)?)
     }
 
-    fn xattrs(&self, path: &[u8]) -> anyhow::Result<Xattrs> {
+    fn xattrs(&self, path: &[u8]) -> anyhow::Result<XattrList> {
         let id = self.attr(path, false)?.id;
         let names = self.fs.listxattr(id)?;
         names
@@ -291,7 +291,7 @@ impl From for Image<'_> {
             .collect()
     }
 
-    fn data(&self, path: &[u8], info: &Info, piece: Piece<'_>) -> anyhow::Result<()> {
+    fn data(&self, path: &[u8], info: &SourceInfo, piece: PieceCallback<'_>) -> anyhow::Result<()> {
         let id = match info.id {
             Some(id) => id,
             None => self.attr(path, true)?.id,
@@ -317,7 +317,7 @@ impl To for Image<'_> {
         self.top.clone()
     }
 
-    fn there(&self, path: &[u8], _named: bool, follow: bool) -> anyhow::Result<Option<Info>> {
+    fn there(&self, path: &[u8], _named: bool, follow: bool) -> anyhow::Result<Option<SourceInfo>> {
         self.info(path, follow)
     }
 
@@ -339,7 +339,7 @@ impl To for Image<'_> {
         Ok(())
     }
 
-    fn make_special(&self, path: &[u8], info: &Info) -> anyhow::Result<()> {
+    fn make_special(&self, path: &[u8], info: &SourceInfo) -> anyhow::Result<()> {
         let is_device = matches!(type_of(info.mode), mode::CHAR | mode::BLOCK);
         let rdev = if is_device { rdev_from_parts(info.major, info.minor) } else { 0 };
         self.create(path, NewInode { mode: info.mode, rdev, symlink_target: None, ..NewInode::default() }).map(|_| ())
@@ -350,10 +350,10 @@ impl To for Image<'_> {
     fn make_file(
         &self,
         path: &[u8],
-        info: &Info,
+        info: &SourceInfo,
         _named: bool,
-        attributes: &Attributes,
-        fill: &mut dyn FnMut(Piece<'_>) -> anyhow::Result<()>,
+        attributes: &CopiedAttributes,
+        fill: &mut dyn FnMut(PieceCallback<'_>) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let ContentPlace { dir, name, old } = self.content_place(path)?;
         let temporary = temporary_name();
@@ -397,7 +397,7 @@ impl To for Image<'_> {
         self.set_owner_of(self.attr(path, false)?.id, owner, bits)
     }
 
-    fn set_xattrs(&self, path: &[u8], xattrs: &Xattrs) -> anyhow::Result<()> {
+    fn set_xattrs(&self, path: &[u8], xattrs: &XattrList) -> anyhow::Result<()> {
         if xattrs.is_empty() {
             return Ok(());
         }

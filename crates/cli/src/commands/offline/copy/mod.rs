@@ -21,14 +21,14 @@ use ubtrfs_format::clock::fixed_clock;
 use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::{Fs, InodeId, mode};
 
-use self::host::{Host, HostTarget};
+use self::host::{HostFiles, HostTarget};
 use self::image::Image;
 use self::new_flags::NewFlags;
-use self::new_subvolume::NewSubvolume;
+use self::new_subvolume::CopiedSubvolume;
 use self::owners::OwnerMap;
 use super::text::printable;
 use super::{
-    ImageOptions, ImagePath, PATTERNS_HELP, Use, VisitedDirs, child_path, identity_of, is_same_image, join,
+    ImageOptions, ImagePath, ImageUse, PATTERNS_HELP, VisitedDirs, child_path, identity_of, is_same_image, join,
     normal_names, push_name, type_of, with_image,
 };
 use crate::common::{Shown, each, print_error, warn};
@@ -76,12 +76,12 @@ impl Args {
 
 /// One end of a copy.
 #[derive(Clone, Debug)]
-enum Place {
+enum CopyEnd {
     Host(PathBuf),
     Image(ImagePath),
 }
 
-impl Place {
+impl CopyEnd {
     fn of(text: &OsString) -> Self {
         ImagePath::split(text).map_or_else(|| Self::Host(PathBuf::from(text)), Self::Image)
     }
@@ -103,7 +103,7 @@ impl Place {
 
 /// Attributes of a file that a copy needs.
 #[derive(Clone, Debug)]
-struct Info {
+struct SourceInfo {
     mode: u32,
     uid: u32,
     gid: u32,
@@ -119,52 +119,52 @@ struct Info {
     id: Option<InodeId>,
 }
 
-impl Info {
+impl SourceInfo {
     fn is_dir(&self) -> bool {
         type_of(self.mode) == mode::DIRECTORY
     }
 }
 
 /// Names and values of extended attributes.
-type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+type XattrList = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// Times of the last access and of the last modification.
 type Times = (Timespec, Timespec);
 
 /// Attributes to set on the copy. An attribute that is `None` or empty keeps the value that a new file has.
-struct Attributes {
+struct CopiedAttributes {
     /// Owner and group, which are set together with the mode.
     owner: Option<(u32, u32)>,
     mode: u32,
-    xattrs: Xattrs,
+    xattrs: XattrList,
     times: Option<Times>,
 }
 
-impl Attributes {
+impl CopiedAttributes {
     fn is_nothing(&self) -> bool {
         self.owner.is_none() && self.xattrs.is_empty() && self.times.is_none()
     }
 }
 
 /// Receives a piece of a file: its offset and bytes.
-type Piece<'p> = &'p mut dyn FnMut(u64, &[u8]) -> anyhow::Result<()>;
+type PieceCallback<'p> = &'p mut dyn FnMut(u64, &[u8]) -> anyhow::Result<()>;
 
 /// The source of a copy.
 trait From {
-    fn info(&self, path: &[u8], follow: bool) -> anyhow::Result<Option<Info>>;
+    fn info(&self, path: &[u8], follow: bool) -> anyhow::Result<Option<SourceInfo>>;
     /// The paths that a path with patterns leads to. The shell has expanded those of the host.
     fn expand(&self, path: Vec<u8>) -> anyhow::Result<Vec<Vec<u8>>> {
         Ok(vec![path])
     }
     /// Whether the copy reads the content of this special file, as cp does without -r.
-    fn is_stream(&self, _info: &Info) -> bool {
+    fn is_stream(&self, _info: &SourceInfo) -> bool {
         false
     }
     fn names(&self, path: &[u8]) -> anyhow::Result<Vec<Vec<u8>>>;
     fn read_link(&self, path: &[u8]) -> anyhow::Result<Vec<u8>>;
-    fn xattrs(&self, path: &[u8]) -> anyhow::Result<Xattrs>;
+    fn xattrs(&self, path: &[u8]) -> anyhow::Result<XattrList>;
     /// Passes the file's data to `piece`, without holes.
-    fn data(&self, path: &[u8], info: &Info, piece: Piece<'_>) -> anyhow::Result<()>;
+    fn data(&self, path: &[u8], info: &SourceInfo, piece: PieceCallback<'_>) -> anyhow::Result<()>;
     /// Formats a path for messages.
     fn shown_source(&self, path: &[u8]) -> String;
 }
@@ -176,32 +176,32 @@ trait To {
     fn top(&self) -> Vec<u8>;
     /// Returns the file at a path, if there is one. With `follow`, a symbolic link at the path is resolved, as far as
     /// the invariant I1 of the module `host` or `image` permits.
-    fn there(&self, path: &[u8], named: bool, follow: bool) -> anyhow::Result<Option<Info>>;
+    fn there(&self, path: &[u8], named: bool, follow: bool) -> anyhow::Result<Option<SourceInfo>>;
     /// Makes a directory; returns its inode if it is in an image.
     fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<Option<InodeId>>;
     fn make_link(&self, path: &[u8], target: &[u8]) -> anyhow::Result<()>;
-    fn make_special(&self, path: &[u8], info: &Info) -> anyhow::Result<()>;
+    fn make_special(&self, path: &[u8], info: &SourceInfo) -> anyhow::Result<()>;
     /// Makes a file with the data that `fill` produces, and replaces an existing file. On error, an existing regular
     /// file stays unchanged.
     fn make_file(
         &self,
         path: &[u8],
-        info: &Info,
+        info: &SourceInfo,
         named: bool,
-        attributes: &Attributes,
-        fill: &mut dyn FnMut(Piece<'_>) -> anyhow::Result<()>,
+        attributes: &CopiedAttributes,
+        fill: &mut dyn FnMut(PieceCallback<'_>) -> anyhow::Result<()>,
     ) -> anyhow::Result<()>;
     fn hard_link(&self, old: &[u8], new: &[u8]) -> anyhow::Result<()>;
     fn unlink(&self, path: &[u8]) -> anyhow::Result<()>;
     fn set_owner(&self, path: &[u8], owner: (u32, u32), mode: u32) -> anyhow::Result<()>;
-    fn set_xattrs(&self, path: &[u8], xattrs: &Xattrs) -> anyhow::Result<()>;
+    fn set_xattrs(&self, path: &[u8], xattrs: &XattrList) -> anyhow::Result<()>;
     fn set_times(&self, path: &[u8], times: Times) -> anyhow::Result<()>;
     /// Sets the attributes of a directory, symbolic link or special file. ([`To::make_file`] sets those of the file
     /// that it makes.)
-    fn set_attributes(&self, path: &[u8], attributes: &Attributes) -> anyhow::Result<()> {
+    fn set_attributes(&self, path: &[u8], attributes: &CopiedAttributes) -> anyhow::Result<()> {
         self.set_each_attribute(path, attributes)
     }
-    fn set_each_attribute(&self, path: &[u8], attributes: &Attributes) -> anyhow::Result<()> {
+    fn set_each_attribute(&self, path: &[u8], attributes: &CopiedAttributes) -> anyhow::Result<()> {
         if let Some(owner) = attributes.owner {
             self.set_owner(path, owner, attributes.mode)?;
         }
@@ -216,8 +216,8 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     args.recursive |= args.archive;
     args.preserve |= args.archive;
     let Some((target, sources)) = args.paths.split_last() else { bail!("cp needs a source and a target") };
-    let target = Place::of(target);
-    let sources: Vec<Place> = sources.iter().map(Place::of).collect();
+    let target = CopyEnd::of(target);
+    let sources: Vec<CopyEnd> = sources.iter().map(CopyEnd::of).collect();
     if target.image().is_none() && sources.iter().all(|source| source.image().is_none()) {
         bail!("neither source nor target is in an image; write IMAGE:/path for one of them");
     }
@@ -231,28 +231,29 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
 
 /// Opens both ends and copies the sources, which are all on the host or all in one image. Returns whether everything
 /// was copied. If the target is in the sources' image, that image is opened once.
-fn copy_from_one_place(args: &Args, sources: &[Place], target: &Place) -> anyhow::Result<bool> {
-    let copy = |from: &dyn From, to: &dyn To, shared: bool| Copy::new(args, from, to, shared).run(sources, target);
+fn copy_from_one_place(args: &Args, sources: &[CopyEnd], target: &CopyEnd) -> anyhow::Result<bool> {
+    let copy =
+        |from: &dyn From, to: &dyn To, shared: bool| CopyOperation::new(args, from, to, shared).run(sources, target);
     let options = &args.image;
     match (sources[0].image(), target) {
-        (None, Place::Host(_)) => {
+        (None, CopyEnd::Host(_)) => {
             bail!("neither source nor target is in an image; write IMAGE:/path for one of them")
         }
-        (None, Place::Image(to)) => with_image(&to.image, options, Use::Write, |fs| {
+        (None, CopyEnd::Image(to)) => with_image(&to.image, options, ImageUse::Write, |fs| {
             let image = Image::target(fs, to);
-            let mut copy = Copy::new(args, &Host, &image, false);
+            let mut copy = CopyOperation::new(args, &HostFiles, &image, false);
             copy.image = identity_of(&to.image);
             copy.run(sources, target)
         }),
-        (Some(from), Place::Host(to)) => with_image(from, options, Use::Read, |fs| {
+        (Some(from), CopyEnd::Host(to)) => with_image(from, options, ImageUse::Read, |fs| {
             let to = HostTarget::open(to)?;
             copy(&Image::new(fs, from), &to, false)
         }),
-        (Some(from), Place::Image(to)) if is_same_image(from, &to.image) => {
-            with_image(from, options, Use::Write, |fs| copy(&Image::new(fs, from), &Image::target(fs, to), true))
+        (Some(from), CopyEnd::Image(to)) if is_same_image(from, &to.image) => {
+            with_image(from, options, ImageUse::Write, |fs| copy(&Image::new(fs, from), &Image::target(fs, to), true))
         }
-        (Some(from), Place::Image(to)) => with_image(from, options, Use::Read, |source| {
-            with_image(&to.image, options, Use::Write, |fs| {
+        (Some(from), CopyEnd::Image(to)) => with_image(from, options, ImageUse::Read, |source| {
+            with_image(&to.image, options, ImageUse::Write, |fs| {
                 copy(&Image::new(source, from), &Image::target(fs, to), false)
             })
         }),
@@ -263,7 +264,7 @@ fn copy_from_one_place(args: &Args, sources: &[Place], target: &Place) -> anyhow
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FillOptions<'a> {
     /// Directories that become subvolumes.
-    pub(crate) subvolumes: &'a [NewSubvolume],
+    pub(crate) subvolumes: &'a [CopiedSubvolume],
     /// Flags of files.
     pub(crate) flags: &'a [NewFlags],
     /// The owner of every file.
@@ -286,8 +287,8 @@ pub(crate) fn fill(
     let path = dir.as_os_str().as_bytes().to_vec();
     let mut to = Image::new(fs, shown_image);
     (to.subvolumes, to.flags) = (options.subvolumes, options.flags);
-    let info = Host.info(&path, true)?.with_context(|| format!("{} does not exist", dir.shown()))?;
-    let mut copy = Copy::new(&args, &Host, &to, false);
+    let info = HostFiles.info(&path, true)?.with_context(|| format!("{} does not exist", dir.shown()))?;
+    let mut copy = CopyOperation::new(&args, &HostFiles, &to, false);
     copy.image = identity_of(image);
     copy.ends_with_target = true;
     copy.owners = options.owners;
@@ -302,7 +303,7 @@ pub(crate) fn fill(
 pub(super) fn copy_for_move(fs: &Fs, source: &ImagePath, temporary: &[u8], shown: &[u8]) -> anyhow::Result<u64> {
     let (args, image) = (Args::archive(), Image::with_temporary(fs, &source.image, temporary, shown));
     let info = image.info(&source.path, false)?.context("it is gone")?;
-    let mut copy = Copy::new(&args, &image, &image, true);
+    let mut copy = CopyOperation::new(&args, &image, &image, true);
     copy.tree(source.path.clone(), temporary.to_vec(), info)?;
     Ok(copy.nr_failed)
 }
@@ -311,7 +312,7 @@ fn is_in_another_subvolume(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(ubtrfs_fs::Error::CrossDevice))
 }
 
-struct Copy<'a> {
+struct CopyOperation<'a> {
     args: &'a Args,
     from: &'a dyn From,
     to: &'a dyn To,
@@ -338,19 +339,19 @@ struct Copy<'a> {
 
 /// Work that is left. The paths of the directory are the parts of the current paths with these lengths, because paths of
 /// their own would take memory that grows with the square of the depth.
-struct Todo {
+struct PendingCopy {
     lens: (usize, usize),
-    work: Work,
+    work: DirStep,
 }
 
-enum Work {
+enum DirStep {
     /// Copies the entry with this name in the directory.
     Enter(Vec<u8>),
     /// Sets the attributes of the directory.
-    Finish(Info),
+    Finish(SourceInfo),
 }
 
-impl<'a> Copy<'a> {
+impl<'a> CopyOperation<'a> {
     fn new(args: &'a Args, from: &'a dyn From, to: &'a dyn To, shared: bool) -> Self {
         let (first_names, passed) = (HashMap::new(), VisitedDirs::default());
         Self {
@@ -369,12 +370,12 @@ impl<'a> Copy<'a> {
         }
     }
 
-    fn run(mut self, sources: &[Place], target: &Place) -> anyhow::Result<bool> {
+    fn run(mut self, sources: &[CopyEnd], target: &CopyEnd) -> anyhow::Result<bool> {
         let to_path = self.to.top();
         // A symbolic link that leads to itself does not count as a directory. The copy fails later, when it opens the
         // link.
         let there = self.to.there(&to_path, true, true).or_else(|_| self.to.there(&to_path, true, false))?;
-        let is_dir = there.as_ref().is_some_and(Info::is_dir);
+        let is_dir = there.as_ref().is_some_and(SourceInfo::is_dir);
         let wants_dir = target.path().ends_with(b"/");
         let mut paths = Vec::new();
         let expanded = each(sources, |source| {
@@ -414,18 +415,18 @@ impl<'a> Copy<'a> {
     /// Copies a file, or a directory and everything below it. The depth is limited by memory, not by the stack. If a
     /// file inside the directory cannot be copied, the copy continues with the other files. A directory gets its
     /// attributes after the last change in it.
-    fn tree(&mut self, mut path: Vec<u8>, mut new_path: Vec<u8>, info: Info) -> anyhow::Result<()> {
+    fn tree(&mut self, mut path: Vec<u8>, mut new_path: Vec<u8>, info: SourceInfo) -> anyhow::Result<()> {
         let mut todo = Vec::new();
         let done = self.step(&path, &new_path, Some(info), &mut todo).with_context(|| printable(&path));
         let mut failure = done.err();
-        while let Some(Todo { lens, work }) = todo.pop() {
+        while let Some(PendingCopy { lens, work }) = todo.pop() {
             path.truncate(lens.0);
             new_path.truncate(lens.1);
             let done = match work {
-                Work::Finish(info) => self.finish(&path, &new_path, &info),
+                DirStep::Finish(info) => self.finish(&path, &new_path, &info),
                 // After a failure that ends the copy, only the attributes of directories are left to do.
-                Work::Enter(_) if failure.is_some() => Ok(()),
-                Work::Enter(name) => {
+                DirStep::Enter(_) if failure.is_some() => Ok(()),
+                DirStep::Enter(name) => {
                     push_name(&mut path, &name);
                     push_name(&mut new_path, &name);
                     self.step(&path, &new_path, None, &mut todo)
@@ -439,7 +440,13 @@ impl<'a> Copy<'a> {
     }
 
     /// Copies a file, or makes a directory and queues its entries.
-    fn step(&mut self, path: &[u8], new_path: &[u8], info: Option<Info>, todo: &mut Vec<Todo>) -> anyhow::Result<()> {
+    fn step(
+        &mut self,
+        path: &[u8],
+        new_path: &[u8],
+        info: Option<SourceInfo>,
+        todo: &mut Vec<PendingCopy>,
+    ) -> anyhow::Result<()> {
         let named = info.is_some();
         let info = match info {
             Some(info) => info,
@@ -455,11 +462,11 @@ impl<'a> Copy<'a> {
         if info.is_dir() {
             let dir = info.id;
             let lens = (path.len(), new_path.len());
-            todo.push(Todo { lens, work: Work::Finish(info) });
+            todo.push(PendingCopy { lens, work: DirStep::Finish(info) });
             dir.map_or(Ok(()), |dir| self.passed.pass(dir))?;
             let mut names = self.from.names(path)?;
             names.sort_unstable();
-            todo.extend(names.into_iter().rev().map(|name| Todo { lens, work: Work::Enter(name) }));
+            todo.extend(names.into_iter().rev().map(|name| PendingCopy { lens, work: DirStep::Enter(name) }));
         }
         Ok(())
     }
@@ -476,7 +483,7 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    fn one(&mut self, path: &[u8], new_path: &[u8], info: &Info, named: bool) -> anyhow::Result<()> {
+    fn one(&mut self, path: &[u8], new_path: &[u8], info: &SourceInfo, named: bool) -> anyhow::Result<()> {
         if self.image == Some(info.identity) {
             bail!("it is the image that the files are copied to");
         }
@@ -534,7 +541,8 @@ impl<'a> Copy<'a> {
                 // The target can only use the source's inode if source and target are in one image.
                 let id = info.id.filter(|_| self.shared);
                 let size = if is_stream { 0 } else { info.size };
-                let told = Info { id, size, mode: mode::REGULAR | (info.mode & mode::PERMISSIONS), ..info.clone() };
+                let told =
+                    SourceInfo { id, size, mode: mode::REGULAR | (info.mode & mode::PERMISSIONS), ..info.clone() };
                 let attributes = self.attributes(path, info)?;
                 return self
                     .to
@@ -546,27 +554,27 @@ impl<'a> Copy<'a> {
         self.finish(path, new_path, info)
     }
 
-    fn finish(&self, path: &[u8], new_path: &[u8], info: &Info) -> anyhow::Result<()> {
+    fn finish(&self, path: &[u8], new_path: &[u8], info: &SourceInfo) -> anyhow::Result<()> {
         self.to.set_attributes(new_path, &self.attributes(path, info)?)
     }
 
-    fn attributes(&self, path: &[u8], info: &Info) -> anyhow::Result<Attributes> {
+    fn attributes(&self, path: &[u8], info: &SourceInfo) -> anyhow::Result<CopiedAttributes> {
         let preserve = self.args.preserve;
         let owner = match self.args.owner {
             None if preserve => Some(self.owners.owner_of((info.uid, info.gid))?),
             owner => owner,
         };
-        Ok(Attributes {
+        Ok(CopiedAttributes {
             owner,
             mode: info.mode,
-            xattrs: if preserve { self.from.xattrs(path)? } else { Xattrs::new() },
+            xattrs: if preserve { self.from.xattrs(path)? } else { XattrList::new() },
             times: preserve.then(|| kept_times(info)),
         })
     }
 }
 
 /// The times of a copy. With a fixed clock, reading the source changes nothing, and no time is later than the clock's.
-fn kept_times(info: &Info) -> (Timespec, Timespec) {
+fn kept_times(info: &SourceInfo) -> (Timespec, Timespec) {
     match fixed_clock() {
         None => (info.atime, info.mtime),
         Some(latest) => {

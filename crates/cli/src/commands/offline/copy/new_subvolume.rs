@@ -12,7 +12,7 @@ use crate::common::Shown;
 
 /// A directory that becomes a subvolume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NewSubvolume {
+pub(crate) struct CopiedSubvolume {
     /// Its path in the source and in the filesystem, as `/a/b`.
     path: Vec<u8>,
     is_read_only: bool,
@@ -20,11 +20,11 @@ pub(crate) struct NewSubvolume {
 }
 
 /// Parses the value of `--subvol`.
-pub(crate) fn parse(text: &str) -> Result<NewSubvolume, String> {
+pub(crate) fn parse(text: &str) -> Result<CopiedSubvolume, String> {
     let kinds = [("rw:", false, false), ("ro:", true, false), ("default:", false, true), ("default-ro:", true, true)];
     let found = kinds.iter().find_map(|(name, ro, default)| Some((text.strip_prefix(name)?, *ro, *default)));
     let (path, is_read_only, is_default) = found.unwrap_or((text, false, false));
-    Ok(NewSubvolume { path: path_below_source(path)?, is_read_only, is_default })
+    Ok(CopiedSubvolume { path: path_below_source(path)?, is_read_only, is_default })
 }
 
 /// The path in the source and in the filesystem, as `/a/b`, that an option names.
@@ -38,7 +38,7 @@ pub(super) fn path_below_source(text: &str) -> Result<Vec<u8>, String> {
 }
 
 /// Fails unless each path is a directory of the source, is given once, and at most one is the default.
-pub(crate) fn check(subvolumes: &[NewSubvolume], source: &Path) -> anyhow::Result<()> {
+pub(crate) fn check(subvolumes: &[CopiedSubvolume], source: &Path) -> anyhow::Result<()> {
     for (at, new) in subvolumes.iter().enumerate() {
         let shown = OsStr::from_bytes(&new.path).shown();
         let place = source.join(OsStr::from_bytes(&new.path[1..]));
@@ -55,7 +55,7 @@ pub(crate) fn check(subvolumes: &[NewSubvolume], source: &Path) -> anyhow::Resul
     Ok(())
 }
 
-impl NewSubvolume {
+impl CopiedSubvolume {
     /// Whether a path of the target is this subvolume.
     pub(super) fn is_at(&self, path: &[u8]) -> bool {
         self.path == path
@@ -76,7 +76,7 @@ impl NewSubvolume {
 }
 
 /// Finishes the subvolumes when everything is copied.
-pub(super) fn finish(subvolumes: &[NewSubvolume], fs: &Fs) -> anyhow::Result<()> {
+pub(super) fn finish(subvolumes: &[CopiedSubvolume], fs: &Fs) -> anyhow::Result<()> {
     subvolumes.iter().try_for_each(|new| {
         let shown = OsStr::from_bytes(&new.path).shown();
         new.finish(fs).with_context(|| format!("cannot finish the subvolume {shown}"))
@@ -89,7 +89,8 @@ mod tests {
 
     #[test]
     fn kinds_and_paths_are_those_of_mkfs_btrfs() {
-        let new = |path: &str, is_read_only, is_default| NewSubvolume { path: path.into(), is_read_only, is_default };
+        let new =
+            |path: &str, is_read_only, is_default| CopiedSubvolume { path: path.into(), is_read_only, is_default };
         assert_eq!(parse("home"), Ok(new("/home", false, false)));
         assert_eq!(parse("rw:/a//b/"), Ok(new("/a/b", false, false)));
         assert_eq!(parse("ro:usr"), Ok(new("/usr", true, false)));
