@@ -18,8 +18,10 @@ use rustix::io::Errno;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ubtrfs_fuse::MountConfig;
-use ubtrfs_fuse::protocol::{Attr, Entry, Features, Limits, Operation, Reply, Request, Setattr, Statfs, Time};
-use ubtrfs_fuse::transport::{Config, Connection, Handler, IdlePolling, Place, Transport};
+use ubtrfs_fuse::protocol::{
+    EntryReply, Features, FuseAttr, FuseRequest, InitLimits, Operation, Reply, Setattr, Statfs, Time,
+};
+use ubtrfs_fuse::transport::{Config, Connection, Handler, IdlePolling, Transport, WorkerPlace};
 
 /// Mount a filesystem that does nothing: names in memory, data dropped
 #[derive(clap::Args, Clone, Debug)]
@@ -62,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     features.set(Features::POSIX_ACL, allow_other && !args.no_xattrs);
     let config = Config {
         features,
-        limits: Limits { max_write: MAX_WRITE, max_background: MAX_BACKGROUND },
+        limits: InitLimits { max_write: MAX_WRITE, max_background: MAX_BACKGROUND },
         transport: if args.no_io_uring { Transport::DevFuse } else { Transport::Auto },
         nr_threads: args.threads,
         idle_poll: if args.idle_poll { IdlePolling::On } else { IdlePolling::default() },
@@ -118,7 +120,7 @@ struct NodeTable {
 }
 
 struct NullNode {
-    attr: Attr,
+    attr: FuseAttr,
     target: Vec<u8>,
     dir: DirectoryNames,
 }
@@ -161,8 +163,8 @@ impl NodeTable {
         state
     }
 
-    fn add(&mut self, new: New<'_>, (uid, gid): (u32, u32)) -> Attr {
-        let mut attr = Attr {
+    fn add(&mut self, new: New<'_>, (uid, gid): (u32, u32)) -> FuseAttr {
+        let mut attr = FuseAttr {
             ino: self.next,
             size: new.target.len() as u64,
             mode: new.kind | new.mode & 0o7777 & !new.umask,
@@ -171,7 +173,7 @@ impl NodeTable {
             gid,
             rdev: new.rdev,
             blksize: 4096,
-            ..Attr::default()
+            ..FuseAttr::default()
         };
         let now = now();
         attr.set_atime(now);
@@ -190,7 +192,7 @@ impl NodeTable {
         self.node(dir)?.dir.get(name).ok_or(Errno::NOENT)
     }
 
-    fn make(&mut self, req: &Request<'_>, name: &[u8], new: New<'_>) -> Result<Entry, Errno> {
+    fn make(&mut self, req: &FuseRequest<'_>, name: &[u8], new: New<'_>) -> Result<EntryReply, Errno> {
         if self.node(req.node)?.dir.get(name).is_some() {
             return Err(Errno::EXIST);
         }
@@ -199,16 +201,16 @@ impl NodeTable {
         Ok(entry(attr))
     }
 
-    fn lookup(&mut self, dir: u64, name: &[u8]) -> Result<Entry, Errno> {
+    fn lookup(&mut self, dir: u64, name: &[u8]) -> Result<EntryReply, Errno> {
         match self.child(dir, name) {
             Ok(ino) => self.node(ino).map(|node| entry(node.attr)),
             // Let the kernel cache that the name does not exist.
-            Err(Errno::NOENT) => Ok(Entry::none(TTL)),
+            Err(Errno::NOENT) => Ok(EntryReply::none(TTL)),
             Err(errno) => Err(errno),
         }
     }
 
-    fn setattr(&mut self, node: u64, set: &Setattr) -> Result<Attr, Errno> {
+    fn setattr(&mut self, node: u64, set: &Setattr) -> Result<FuseAttr, Errno> {
         let attr = &mut self.node(node)?.attr;
         attr.mode = set.mode().map_or(attr.mode, |mode| attr.mode & !0o7777 | mode & 0o7777);
         attr.uid = set.uid().unwrap_or(attr.uid);
@@ -251,7 +253,7 @@ impl NodeTable {
         Ok(())
     }
 
-    fn link(&mut self, node: u64, dir: u64, name: &[u8]) -> Result<Entry, Errno> {
+    fn link(&mut self, node: u64, dir: u64, name: &[u8]) -> Result<EntryReply, Errno> {
         let attr = &mut self.node(node)?.attr;
         attr.nlink += 1;
         let attr = *attr;
@@ -266,7 +268,12 @@ impl NodeTable {
 
     /// Calls `add` with the position, name and attributes of each entry after `cookie`, until `add` reports that the
     /// buffer is full.
-    fn entries(&mut self, dir: u64, cookie: u64, mut add: impl FnMut(u64, &[u8], Attr) -> bool) -> Result<(), Errno> {
+    fn entries(
+        &mut self,
+        dir: u64,
+        cookie: u64,
+        mut add: impl FnMut(u64, &[u8], FuseAttr) -> bool,
+    ) -> Result<(), Errno> {
         let dir = self.nodes.get(&dir).ok_or(Errno::NOENT)?;
         for (at, name) in [(1, b"." as &[u8]), (2, b"..")] {
             if at > cookie && !add(at, name, dir.attr) {
@@ -298,8 +305,8 @@ impl New<'_> {
     }
 }
 
-fn entry(attr: Attr) -> Entry {
-    Entry { node: attr.ino, generation: 0, attr, ttl: TTL, attr_ttl: TTL }
+fn entry(attr: FuseAttr) -> EntryReply {
+    EntryReply { node: attr.ino, generation: 0, attr, ttl: TTL, attr_ttl: TTL }
 }
 
 fn now() -> Time {
@@ -314,7 +321,7 @@ const SYMLINK: u32 = 0o120_000;
 const O_TRUNC: i32 = 0o1000;
 
 impl Handler for NullServer {
-    fn handle(&self, req: &Request<'_>, reply: &mut Reply<'_>, _place: &Place<'_>) -> Result<(), Errno> {
+    fn handle(&self, req: &FuseRequest<'_>, reply: &mut Reply<'_>, _place: &WorkerPlace<'_>) -> Result<(), Errno> {
         let node = req.node;
         match req.operation {
             Operation::Lookup { name } => reply.entry(&self.state.lock().lookup(node, name)?),
@@ -365,7 +372,7 @@ impl Handler for NullServer {
             Operation::Release { .. } | Operation::Fsync { .. } | Operation::Fsyncdir { .. } => {}
             Operation::Readdir { offset, size } => {
                 reply.limit(size);
-                let add = |at, name: &[u8], attr: Attr| reply.dirent(attr.ino, at, attr.mode >> 12, name);
+                let add = |at, name: &[u8], attr: FuseAttr| reply.dirent(attr.ino, at, attr.mode >> 12, name);
                 self.state.lock().entries(node, offset, add)?;
             }
             Operation::Readdirplus { offset, size } => {

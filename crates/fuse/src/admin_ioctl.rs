@@ -22,8 +22,8 @@ use ubtrfs_control::{CommandFailure, Request, Response, Result, filesystem, quot
 use ubtrfs_format::item::{BalanceArgs, BalanceFlags, BalanceItem};
 use ubtrfs_fs::Error;
 
-use crate::btrfs_ioctl::{Answer, other_answer, padded};
-use crate::subvolume_ioctl::{Command, short, word};
+use crate::btrfs_ioctl::{IoctlAnswer, other_answer, padded};
+use crate::subvolume_ioctl::{SubvolumeIoctl, short, word};
 
 const DEFRAG: u32 = 0x5000_9402;
 const DEFRAG_RANGE: u32 = 0x4030_9410;
@@ -38,8 +38,8 @@ const QUOTA_RESCAN_WAIT: u32 = 0x942e;
 const FITRIM: u32 = 0xc018_5879;
 
 /// Answers an ioctl; `None` if this module does not handle the ioctl.
-pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8]) -> Option<Result<Answer>> {
-    let done = |()| Answer::default();
+pub(crate) fn ioctl(command: &SubvolumeIoctl<'_>, cmd: u32, data: &[u8]) -> Option<Result<IoctlAnswer>> {
+    let done = |()| IoctlAnswer::default();
     if [BALANCE_V2, QUOTA_CTL, QGROUP_CREATE, QUOTA_RESCAN].contains(&cmd)
         && let Err(failure) = admins_only(command)
     {
@@ -49,29 +49,29 @@ pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8]) -> Option<Resu
         DEFRAG => defragment(command, &DEFRAG_ALL).map(done),
         DEFRAG_RANGE => defragment(command, data).map(done),
         BALANCE_V2 => start_balance(command, data),
-        BALANCE_PROGRESS => balance_progress(command).map(Answer::from),
-        QUOTA_CTL => quota_ctl(command, data).map(Answer::from),
+        BALANCE_PROGRESS => balance_progress(command).map(IoctlAnswer::from),
+        QUOTA_CTL => quota_ctl(command, data).map(IoctlAnswer::from),
         QGROUP_ASSIGN => assign(command, data),
         QGROUP_CREATE => create_group(command, data).map(done),
         QUOTA_RESCAN => rescan(command, data).map(done),
-        QUOTA_RESCAN_STATUS => rescan_status(command).map(Answer::from),
+        QUOTA_RESCAN_STATUS => rescan_status(command).map(IoctlAnswer::from),
         QUOTA_RESCAN_WAIT => {
-            let waited = quota(command, quota::Request::RescanWait).map(|_| Answer::default());
+            let waited = quota(command, quota::Request::RescanWait).map(|_| IoctlAnswer::default());
             waited.map_err(|failure| if_cancelled(failure, Errno::INTR))
         }
-        FITRIM => trim(command, data).map(Answer::from),
+        FITRIM => trim(command, data).map(IoctlAnswer::from),
         _ => return None,
     })
 }
 
-fn quota(command: &Command<'_>, request: quota::Request) -> Result<quota::Response> {
+fn quota(command: &SubvolumeIoctl<'_>, request: quota::Request) -> Result<quota::Response> {
     match command.run(Request::Quota(request))? {
         Response::Quota(response) => Ok(response),
         _ => Err(other_answer()),
     }
 }
 
-fn balance(command: &Command<'_>, request: balance::Request) -> Result<balance::Response> {
+fn balance(command: &SubvolumeIoctl<'_>, request: balance::Request) -> Result<balance::Response> {
     match command.run(Request::Balance(request))? {
         Response::Balance(response) => Ok(response),
         _ => Err(other_answer()),
@@ -87,7 +87,7 @@ fn if_cancelled(failure: CommandFailure, errno: Errno) -> CommandFailure {
 }
 
 /// Fails unless the caller may administer the filesystem. Called before the ioctl's argument is examined.
-fn admins_only(command: &Command<'_>) -> Result<()> {
+fn admins_only(command: &SubvolumeIoctl<'_>) -> Result<()> {
     quota(command, quota::Request::Status).map(|_| ())
 }
 
@@ -104,7 +104,7 @@ fn invalid(what: &'static str) -> CommandFailure {
     Error::InvalidArgument(what).into()
 }
 
-fn defragment(command: &Command<'_>, data: &[u8]) -> Result<()> {
+fn defragment(command: &SubvolumeIoctl<'_>, data: &[u8]) -> Result<()> {
     const COMPRESS: u64 = 1;
     const START_IO: u64 = 2;
     let flags = word_at(data, 16)?;
@@ -136,7 +136,7 @@ fn defragment(command: &Command<'_>, data: &[u8]) -> Result<()> {
     command.run(Request::Defragment(request)).map(|_| ()).map_err(|failure| if_cancelled(failure, Errno::AGAIN))
 }
 
-fn start_balance(command: &Command<'_>, data: &[u8]) -> Result<Answer> {
+fn start_balance(command: &SubvolumeIoctl<'_>, data: &[u8]) -> Result<IoctlAnswer> {
     const RESUME: u64 = 1 << 4;
     let flags = word_at(data, 0)?;
     let request = if flags & RESUME != 0 {
@@ -170,7 +170,7 @@ fn start_balance(command: &Command<'_>, data: &[u8]) -> Result<Answer> {
 }
 
 /// Returns the answer to a balance ioctl: the ioctl's argument, in which the counts of `report` are filled in.
-fn balanced(data: &[u8], report: &BalanceReportMessage) -> Result<Answer> {
+fn balanced(data: &[u8], report: &BalanceReportMessage) -> Result<IoctlAnswer> {
     let mut out = data.get(..COUNTS).ok_or_else(short)?.to_vec();
     out[STATE..STATE + 8].fill(0);
     out.extend([report.expected, report.considered, report.completed].map(u64::to_le_bytes).as_flattened());
@@ -180,10 +180,10 @@ fn balanced(data: &[u8], report: &BalanceReportMessage) -> Result<Answer> {
         BalanceReportMessage { without_space: 1.., .. } => -Errno::NOSPC.raw_os_error(),
         _ => 0,
     };
-    Ok(Answer { data: padded(out, BALANCE_LEN), result })
+    Ok(IoctlAnswer { data: padded(out, BALANCE_LEN), result })
 }
 
-fn balance_progress(command: &Command<'_>) -> Result<Vec<u8>> {
+fn balance_progress(command: &SubvolumeIoctl<'_>) -> Result<Vec<u8>> {
     let balance::Response::Status(status) = balance(command, balance::Request::Status)? else {
         return Err(other_answer());
     };
@@ -207,7 +207,7 @@ fn balance_progress(command: &Command<'_>) -> Result<Vec<u8>> {
     Ok(padded(out, BALANCE_LEN))
 }
 
-fn quota_ctl(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
+fn quota_ctl(command: &SubvolumeIoctl<'_>, data: &[u8]) -> Result<Vec<u8>> {
     let request = match word_at(data, 0)? {
         1 => quota::Request::Enable { simple: false },
         2 => quota::Request::Disable,
@@ -218,7 +218,7 @@ fn quota_ctl(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
     Ok(data.to_vec())
 }
 
-fn assign(command: &Command<'_>, data: &[u8]) -> Result<Answer> {
+fn assign(command: &SubvolumeIoctl<'_>, data: &[u8]) -> Result<IoctlAnswer> {
     let (member, parent) = (word_at(data, 8)?, word_at(data, 16)?);
     let request = match word_at(data, 0)? {
         0 => quota::Request::Remove { member, parent },
@@ -226,12 +226,12 @@ fn assign(command: &Command<'_>, data: &[u8]) -> Result<Answer> {
     };
     match quota(command, request)? {
         // As in Linux, the result 1 asks the caller to start a rescan.
-        quota::Response::NeedsRescan(is_needed) => Ok(Answer { data: Vec::new(), result: is_needed.into() }),
+        quota::Response::NeedsRescan(is_needed) => Ok(IoctlAnswer { data: Vec::new(), result: is_needed.into() }),
         _ => Err(other_answer()),
     }
 }
 
-fn create_group(command: &Command<'_>, data: &[u8]) -> Result<()> {
+fn create_group(command: &SubvolumeIoctl<'_>, data: &[u8]) -> Result<()> {
     let id = word_at(data, 8)?;
     if id == 0 {
         return Err(invalid("a quota group"));
@@ -243,21 +243,21 @@ fn create_group(command: &Command<'_>, data: &[u8]) -> Result<()> {
     quota(command, request).map(|_| ())
 }
 
-fn rescan(command: &Command<'_>, data: &[u8]) -> Result<()> {
+fn rescan(command: &SubvolumeIoctl<'_>, data: &[u8]) -> Result<()> {
     if word_at(data, 0)? != 0 {
         return Err(invalid("unknown flags of a rescan"));
     }
     quota(command, quota::Request::Rescan).map(|_| ())
 }
 
-fn rescan_status(command: &Command<'_>) -> Result<Vec<u8>> {
+fn rescan_status(command: &SubvolumeIoctl<'_>) -> Result<Vec<u8>> {
     let quota::Response::Status(status) = quota(command, quota::Request::Status)? else { return Err(other_answer()) };
     let rescan = status.and_then(|status| status.rescan);
     let out = [u64::from(rescan.is_some()), rescan.unwrap_or(0)].map(u64::to_le_bytes);
     Ok(padded(out.as_flattened().to_vec(), RESCAN_LEN))
 }
 
-fn trim(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
+fn trim(command: &SubvolumeIoctl<'_>, data: &[u8]) -> Result<Vec<u8>> {
     let (start, len_bytes, min_bytes) = (word_at(data, 0)?, word_at(data, 8)?, word_at(data, 16)?);
     let request = filesystem::Request::Trim { start, len_bytes, min_bytes };
     match command.run(Request::Filesystem(request))? {

@@ -6,13 +6,13 @@ use ubtrfs_fs::{Attr, SetTime, mode};
 use crate::protocol::{self, Statx, Time};
 
 /// Converts attributes to the protocol's struct, with `ino` as the inode number.
-pub(crate) fn wire_attr(attr: &Attr, ino: u64) -> protocol::Attr {
+pub(crate) fn wire_attr(attr: &Attr, ino: u64) -> protocol::FuseAttr {
     // An inode of invalid type is shown as a regular file. That does no harm, because `fs` refuses to read such a file.
     let kind = match attr.mode & mode::TYPE {
         kind @ (mode::DIRECTORY | mode::SYMLINK | mode::CHAR | mode::BLOCK | mode::FIFO | mode::SOCKET) => kind,
         _ => mode::REGULAR,
     };
-    let mut wire = protocol::Attr {
+    let mut wire = protocol::FuseAttr {
         ino,
         size: attr.size,
         blocks: attr.blocks,
@@ -22,7 +22,7 @@ pub(crate) fn wire_attr(attr: &Attr, ino: u64) -> protocol::Attr {
         gid: attr.gid,
         rdev: attr.rdev,
         blksize: attr.blksize,
-        ..protocol::Attr::default()
+        ..protocol::FuseAttr::default()
     };
     wire.set_atime(time(attr.atime));
     wire.set_mtime(time(attr.mtime));

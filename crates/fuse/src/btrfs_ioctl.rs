@@ -22,7 +22,7 @@ use ubtrfs_control::search::{self, SearchItem, SearchRange};
 use ubtrfs_control::{CommandFailure, Request, Response, Result};
 use ubtrfs_fs::Error;
 
-use crate::subvolume_ioctl::{Command, NAME, name_of, short, word};
+use crate::subvolume_ioctl::{NAME, SubvolumeIoctl, name_of, short, word};
 
 const RESIZE: u32 = 0x5000_9403;
 const TREE_SEARCH: u32 = 0xd000_9411;
@@ -40,51 +40,51 @@ const INO_LOOKUP_USER: u32 = 0xd000_943e;
 
 /// An ioctl's answer: data, and a result, which may be a negative error number.
 #[derive(Debug, Default)]
-pub(crate) struct Answer {
+pub(crate) struct IoctlAnswer {
     pub(crate) data: Vec<u8>,
     pub(crate) result: i32,
 }
 
-impl From<Vec<u8>> for Answer {
+impl From<Vec<u8>> for IoctlAnswer {
     fn from(data: Vec<u8>) -> Self {
         Self { data, result: 0 }
     }
 }
 
 /// Answers an ioctl; `None` if this module does not handle the ioctl.
-pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8]) -> Option<Result<Answer>> {
+pub(crate) fn ioctl(command: &SubvolumeIoctl<'_>, cmd: u32, data: &[u8]) -> Option<Result<IoctlAnswer>> {
     Some(match cmd {
-        SYNC => sync(command).map(|()| Answer::default()),
+        SYNC => sync(command).map(|()| IoctlAnswer::default()),
         // Unlike on Linux, START_SYNC waits: the answer is sent when the transaction is durable.
         START_SYNC => {
             sync(command).and_then(|()| info(command)).map(|info| info.generation.to_le_bytes().to_vec().into())
         }
-        WAIT_SYNC => wait_sync(command, data).map(|()| Answer::default()),
+        WAIT_SYNC => wait_sync(command, data).map(|()| IoctlAnswer::default()),
         GET_FEATURES => info(command).map(|info| {
             let flags = [info.compat_flags, info.compat_ro_flags, info.incompat_flags];
             flags.map(u64::to_le_bytes).as_flattened().to_vec().into()
         }),
         FS_INFO => info(command).map(|info| fs_info(&info).into()),
-        DEV_INFO => dev_info(command, data).map(Answer::from),
+        DEV_INFO => dev_info(command, data).map(IoctlAnswer::from),
         GET_FSLABEL => info(command).map(|info| padded(info.label, LABEL_LEN).into()),
-        SET_FSLABEL => set_label(command, data).map(|()| Answer::default()),
-        INO_LOOKUP => ino_lookup(command, data).map(Answer::from),
-        INO_LOOKUP_USER => ino_lookup_user(command, data).map(Answer::from),
+        SET_FSLABEL => set_label(command, data).map(|()| IoctlAnswer::default()),
+        INO_LOOKUP => ino_lookup(command, data).map(IoctlAnswer::from),
+        INO_LOOKUP_USER => ino_lookup_user(command, data).map(IoctlAnswer::from),
         GET_SUBVOL_ROOTREF => root_refs(command, data),
-        RESIZE => resize(command, data).map(|()| Answer::default()),
-        TREE_SEARCH => tree_search(command, data).map(Answer::from),
+        RESIZE => resize(command, data).map(|()| IoctlAnswer::default()),
+        TREE_SEARCH => tree_search(command, data).map(IoctlAnswer::from),
         _ => return None,
     })
 }
 
-fn whole(command: &Command<'_>, request: filesystem::Request) -> Result<filesystem::Response> {
+fn whole(command: &SubvolumeIoctl<'_>, request: filesystem::Request) -> Result<filesystem::Response> {
     match command.run(Request::Filesystem(request))? {
         Response::Filesystem(response) => Ok(response),
         _ => Err(other_answer()),
     }
 }
 
-fn search(command: &Command<'_>, request: search::Request) -> Result<search::Response> {
+fn search(command: &SubvolumeIoctl<'_>, request: search::Request) -> Result<search::Response> {
     match command.run(Request::Search(request))? {
         Response::Search(response) => Ok(response),
         _ => Err(other_answer()),
@@ -96,7 +96,7 @@ pub(crate) fn other_answer() -> CommandFailure {
 }
 
 /// Waits until a transaction is durable; transid 0 means the running one.
-fn wait_sync(command: &Command<'_>, data: &[u8]) -> Result<()> {
+fn wait_sync(command: &SubvolumeIoctl<'_>, data: &[u8]) -> Result<()> {
     let transid = data.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)).ok_or_else(|| no_transaction(0))?;
     let committed = info(command)?.generation;
     match transid {
@@ -111,11 +111,11 @@ fn no_transaction(transid: u64) -> CommandFailure {
     CommandFailure::new(Errno::INVAL, format!("there is no transaction {transid} yet"))
 }
 
-fn sync(command: &Command<'_>) -> Result<()> {
+fn sync(command: &SubvolumeIoctl<'_>) -> Result<()> {
     whole(command, filesystem::Request::Sync).map(|_| ())
 }
 
-fn info(command: &Command<'_>) -> Result<FilesystemInfo> {
+fn info(command: &SubvolumeIoctl<'_>) -> Result<FilesystemInfo> {
     match whole(command, filesystem::Request::Info)? {
         filesystem::Response::Info(info) => Ok(info),
         _ => Err(other_answer()),
@@ -140,7 +140,7 @@ fn fs_info(info: &FilesystemInfo) -> Vec<u8> {
     padded(out, FS_INFO_LEN)
 }
 
-fn dev_info(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
+fn dev_info(command: &SubvolumeIoctl<'_>, data: &[u8]) -> Result<Vec<u8>> {
     let devid = word(data)?;
     let uuid: &[u8; 16] = data.get(8..).and_then(<[u8]>::first_chunk).ok_or_else(short)?;
     let filesystem::Response::Usage(usage) = whole(command, filesystem::Request::Usage)? else {
@@ -162,14 +162,14 @@ fn dev_info(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
     Ok(padded(out, ARGS_LEN))
 }
 
-fn set_label(command: &Command<'_>, data: &[u8]) -> Result<()> {
+fn set_label(command: &SubvolumeIoctl<'_>, data: &[u8]) -> Result<()> {
     let end = data.iter().position(|byte| *byte == 0);
     let unended = || Error::InvalidArgument("label without a terminating zero");
     let label = data.get(..end.ok_or_else(unended)?).unwrap_or_default().to_vec();
     whole(command, filesystem::Request::SetLabel { label }).map(|_| ())
 }
 
-fn resize(command: &Command<'_>, data: &[u8]) -> Result<()> {
+fn resize(command: &SubvolumeIoctl<'_>, data: &[u8]) -> Result<()> {
     let request = match name_of(data, NAME)? {
         b"cancel" => device::Request::CancelResize,
         size => parse_resize(size).ok_or(Error::InvalidArgument("a size"))?,
@@ -209,7 +209,7 @@ fn parse_resize(text: &[u8]) -> Option<device::Request> {
     Some(device::Request::Resize { devid, to })
 }
 
-fn ino_lookup(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
+fn ino_lookup(command: &SubvolumeIoctl<'_>, data: &[u8]) -> Result<Vec<u8>> {
     let (tree, inode) = (word(data)?, word(data.get(8..).unwrap_or_default())?);
     let search::Response::Path { tree, mut path } =
         search(command, search::Request::Path { tree: (tree != 0).then_some(tree), inode })?
@@ -225,7 +225,7 @@ fn ino_lookup(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
     Ok(padded(out, ARGS_LEN))
 }
 
-fn ino_lookup_user(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
+fn ino_lookup_user(command: &SubvolumeIoctl<'_>, data: &[u8]) -> Result<Vec<u8>> {
     let (dirid, subvolume) = (word(data)?, word(data.get(8..).unwrap_or_default())?);
     let search::Response::Child { name, mut path } =
         search(command, search::Request::Child { below: 0, subvolume, dirid })?
@@ -244,7 +244,7 @@ fn ino_lookup_user(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
     Ok(padded(out, ARGS_LEN))
 }
 
-fn root_refs(command: &Command<'_>, data: &[u8]) -> Result<Answer> {
+fn root_refs(command: &SubvolumeIoctl<'_>, data: &[u8]) -> Result<IoctlAnswer> {
     let from = word(data)?;
     let search::Response::Children(children) = search(command, search::Request::Children { of: 0, from })? else {
         return Err(other_answer());
@@ -259,10 +259,10 @@ fn root_refs(command: &Command<'_>, data: &[u8]) -> Result<Answer> {
     out.resize(ROOT_REFS_COUNT, 0);
     out.push(u8::try_from(shown.len()).unwrap_or(u8::MAX));
     // EOVERFLOW means that there are more subvolumes than the answer contains.
-    Ok(Answer { data: padded(out, ARGS_LEN), result: if is_all { 0 } else { -Errno::OVERFLOW.raw_os_error() } })
+    Ok(IoctlAnswer { data: padded(out, ARGS_LEN), result: if is_all { 0 } else { -Errno::OVERFLOW.raw_os_error() } })
 }
 
-fn tree_search(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
+fn tree_search(command: &SubvolumeIoctl<'_>, data: &[u8]) -> Result<Vec<u8>> {
     let head = data.get(..SEARCH_HEAD).ok_or_else(short)?;
     let at = |offset: usize| word(head.get(offset..).unwrap_or_default());
     let small = |offset: usize| {

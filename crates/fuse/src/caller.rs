@@ -10,15 +10,15 @@ use ubtrfs_control::file::without_set_id;
 use ubtrfs_control::{LocalProcesses, ProcessFile, Processes};
 use ubtrfs_fs::{Caller, FlagRights};
 
-use crate::protocol::{Operation, Request, UNKNOWN_ID};
+use crate::protocol::{FuseRequest, Operation, UNKNOWN_ID};
 use crate::sandbox::PrivilegedHelper;
-use crate::transport::{Mover, processor_of, set_affinity};
+use crate::transport::{ThreadMover, processor_of, set_affinity};
 
 /// Looks up groups, umasks and capabilities of callers: in /proc, or through the helper process if there is one.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Groups(Arc<OnceLock<Arc<PrivilegedHelper>>>);
+pub(crate) struct CallerGroups(Arc<OnceLock<Arc<PrivilegedHelper>>>);
 
-impl Groups {
+impl CallerGroups {
     /// Makes later lookups go through the helper process.
     pub(crate) fn ask(&self, helper: Arc<PrivilegedHelper>) {
         let _ = self.0.set(helper);
@@ -33,7 +33,7 @@ impl Groups {
     /// ([`UNKNOWN_ID`]); otherwise `None`. The caller is root if the calling process has CAP_SYS_ADMIN in the server's
     /// user namespace; otherwise it is a user without rights. The user id of the process is not used: through an
     /// idmapped mount, it does not tell which files the process owns.
-    pub(crate) fn known_caller<'r>(&self, req: &Request<'r>) -> Option<Request<'r>> {
+    pub(crate) fn known_caller<'r>(&self, req: &FuseRequest<'r>) -> Option<FuseRequest<'r>> {
         let needs_caller = || match req.operation {
             Operation::Setattr(set) => set.is_empty(),
             Operation::Rename { .. } | Operation::Ioctl { .. } => true,
@@ -44,11 +44,11 @@ impl Groups {
         }
         let is_admin = self.has_capability(req.pid, CAP_SYS_ADMIN) == Some(true);
         let id = if is_admin { 0 } else { UNKNOWN_ID };
-        Some(Request { uid: id, gid: id, ..*req })
+        Some(FuseRequest { uid: id, gid: id, ..*req })
     }
 
     /// Whether the caller is in a group.
-    pub(crate) fn has(&self, req: &Request<'_>, gid: u32) -> bool {
+    pub(crate) fn has(&self, req: &FuseRequest<'_>, gid: u32) -> bool {
         req.gid == gid || self.is_in_group(req.pid, gid, None)
     }
 
@@ -69,32 +69,32 @@ impl Groups {
     }
 
     /// Moves other threads of this process to other processors. A confined server asks its helper process.
-    pub(crate) fn mover(&self) -> Mover {
+    pub(crate) fn mover(&self) -> ThreadMover {
         let groups = self.clone();
-        Mover::new(move |thread, processors| match groups.helper() {
+        ThreadMover::new(move |thread, processors| match groups.helper() {
             Some(helper) => helper.move_thread(thread, processors),
             None => set_affinity(Some(thread), processors),
         })
     }
 
     /// The umask of the calling process; 022 if it is unknown. Requests of ioctls do not contain the umask.
-    pub(crate) fn umask(&self, req: &Request<'_>) -> u32 {
+    pub(crate) fn umask(&self, req: &FuseRequest<'_>) -> u32 {
         self.umask_of(req.pid).unwrap_or(0o022)
     }
 
     /// Whether the caller has a capability. If the process is not visible, root counts as having all, other users as
     /// having none.
-    pub(crate) fn is_capable(&self, req: &Request<'_>, capability: u32) -> bool {
+    pub(crate) fn is_capable(&self, req: &FuseRequest<'_>, capability: u32) -> bool {
         self.has_capability(req.pid, capability).unwrap_or(req.uid == 0)
     }
 
     /// The process that made an ioctl, as the caller of a command. The process is blocked until the ioctl is answered.
-    pub(crate) fn waiting_caller(&self, req: &Request<'_>) -> ubtrfs_control::CommandCaller {
+    pub(crate) fn waiting_caller(&self, req: &FuseRequest<'_>) -> ubtrfs_control::CommandCaller {
         ubtrfs_control::CommandCaller::of_request(req.uid, req.gid, req.pid, Arc::new(self.clone()))
     }
 
     /// Whether the caller may change any inode as if it were the owner.
-    pub(crate) fn acts_as_owner(&self, req: &Request<'_>) -> bool {
+    pub(crate) fn acts_as_owner(&self, req: &FuseRequest<'_>) -> bool {
         self.is_capable(req, CAP_FOWNER)
     }
 
@@ -102,40 +102,40 @@ impl Groups {
     /// change `trusted` attributes. Linux requires CAP_SYS_ADMIN, and checks it before it sends the request. A check
     /// of the process here would be wrong: overlayfs sets such attributes with its own rights for processes without the
     /// capability.
-    pub(crate) fn xattr_caller(req: &Request<'_>, name: &[u8]) -> Caller {
+    pub(crate) fn xattr_caller(req: &FuseRequest<'_>, name: &[u8]) -> Caller {
         let caller = caller(req, 0);
         if name.starts_with(b"trusted.") { Caller { uid: 0, ..caller } } else { caller }
     }
 
     /// The rights to change inode flags that the caller's capabilities give: to act as the owner of any inode, and to
     /// change the flags that an owner may not change (immutable, append-only).
-    pub(crate) fn flag_rights(&self, req: &Request<'_>) -> FlagRights {
+    pub(crate) fn flag_rights(&self, req: &FuseRequest<'_>) -> FlagRights {
         FlagRights { as_owner: self.acts_as_owner(req), immutable: self.is_capable(req, CAP_LINUX_IMMUTABLE) }
     }
 
     /// Whether files that the caller changes may stay set-user-id and set-group-id.
-    pub(crate) fn may_keep_set_id(&self, req: &Request<'_>) -> bool {
+    pub(crate) fn may_keep_set_id(&self, req: &FuseRequest<'_>) -> bool {
         self.is_capable(req, CAP_FSETID)
     }
 
     /// The mode of a file after the caller changed the file's owner or group; `gid` is the file's old group.
-    pub(crate) fn mode_after_chown(&self, req: &Request<'_>, file_mode: u32, gid: u32) -> u32 {
+    pub(crate) fn mode_after_chown(&self, req: &FuseRequest<'_>, file_mode: u32, gid: u32) -> u32 {
         without_set_id(file_mode, || self.has(req, gid) || self.may_keep_set_id(req))
     }
 
     /// The mode of a file after its content was changed by a caller who may not keep set-user-id and set-group-id
     /// ([`Self::may_keep_set_id`]).
-    pub(crate) fn mode_after_change(&self, req: &Request<'_>, file_mode: u32, gid: u32) -> u32 {
+    pub(crate) fn mode_after_change(&self, req: &FuseRequest<'_>, file_mode: u32, gid: u32) -> u32 {
         without_set_id(file_mode, || self.has(req, gid))
     }
 
     /// Whether a file of group `gid` stays set-group-id when the caller sets the file's ACL.
-    pub(crate) fn may_keep_sgid(&self, req: &Request<'_>, gid: u32) -> bool {
+    pub(crate) fn may_keep_sgid(&self, req: &FuseRequest<'_>, gid: u32) -> bool {
         self.may_keep_set_id(req) || self.has(req, gid)
     }
 }
 
-impl Processes for Groups {
+impl Processes for CallerGroups {
     fn is_in_group(&self, pid: u32, gid: u32, uid: Option<u32>) -> bool {
         match self.0.get() {
             Some(helper) => helper.is_in_group(pid, gid, uid),
@@ -191,12 +191,12 @@ impl Processes for Groups {
 pub(crate) struct RemovedCapability(Mutex<Option<(u32, u64)>>);
 
 impl RemovedCapability {
-    pub(crate) fn note(&self, req: &Request<'_>) {
+    pub(crate) fn note(&self, req: &FuseRequest<'_>) {
         *self.0.lock() = Some((req.pid, req.node));
     }
 
     /// Whether the request follows a removal by the same thread from the same file. A removal counts once.
-    pub(crate) fn precedes(&self, req: &Request<'_>) -> bool {
+    pub(crate) fn precedes(&self, req: &FuseRequest<'_>) -> bool {
         let mut last = self.0.lock();
         let precedes = *last == Some((req.pid, req.node));
         if precedes {
@@ -207,7 +207,7 @@ impl RemovedCapability {
 }
 
 /// Converts the caller to the type that `fs` takes.
-pub(crate) fn caller(req: &Request<'_>, umask: u32) -> Caller {
+pub(crate) fn caller(req: &FuseRequest<'_>, umask: u32) -> Caller {
     Caller { uid: req.uid, gid: req.gid, umask }
 }
 

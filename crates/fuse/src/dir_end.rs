@@ -15,11 +15,11 @@ use parking_lot::Mutex;
 /// For each current reader of a directory, the offset at which it must stop.
 #[derive(Debug, Default)]
 pub(crate) struct DirectoryReaders {
-    inner: Mutex<Inner>,
+    inner: Mutex<ReaderEnds>,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct ReaderEnds {
     /// The end and the age of each reader. The key is the reader's node and the offset at which the reader continues.
     readers: HashMap<(u64, u64), (u64, u64)>,
     by_age: BTreeMap<u64, (u64, u64)>,

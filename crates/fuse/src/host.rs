@@ -18,12 +18,12 @@ use ubtrfs_fs::{Fs, InodeId};
 use ubtrfs_transaction::{Metric, prometheus_text};
 
 use crate::activity::Activity;
-use crate::caller::Groups;
+use crate::caller::CallerGroups;
 use crate::interrupt::{EndsBy, Interrupts};
 use crate::lost_pages::LostPages;
 use crate::mount::MountConfig;
 use crate::name_cache::NameCache;
-use crate::node::Nodes;
+use crate::node::NodeIds;
 use crate::protocol;
 use crate::sandbox::PrivilegedHelper;
 use crate::served_fs::ServedFs;
@@ -32,8 +32,8 @@ use crate::transport::RequestCounts;
 /// A mount that serves as the [`Host`] of commands.
 #[derive(Debug)]
 pub(crate) struct MountHost {
-    pub(crate) nodes: Arc<Nodes>,
-    pub(crate) groups: Groups,
+    pub(crate) nodes: Arc<NodeIds>,
+    pub(crate) groups: CallerGroups,
     pub(crate) interrupts: Interrupts,
     pub(crate) lost_pages: Arc<LostPages>,
     pub(crate) names: NameCache,
@@ -63,8 +63,8 @@ impl MountHost {
     /// change the process's user.
     pub(crate) fn new(
         served: &Arc<ServedFs>,
-        nodes: Nodes,
-        groups: Groups,
+        nodes: NodeIds,
+        groups: CallerGroups,
         names: NameCache,
         activity: Arc<Activity>,
         config: &MountConfig,
@@ -103,7 +103,7 @@ impl MountHost {
     pub(crate) fn run(
         &self,
         fs: &Fs,
-        req: &protocol::Request<'_>,
+        req: &protocol::FuseRequest<'_>,
         ids: &[InodeId],
         request: Request,
     ) -> ubtrfs_control::Result<Response> {
@@ -123,7 +123,7 @@ impl MountHost {
     }
 
     /// The inode that the caller of an ioctl has open under the number `descriptor`.
-    pub(crate) fn inode_of(&self, req: &protocol::Request<'_>, descriptor: u32) -> ubtrfs_control::Result<InodeId> {
+    pub(crate) fn inode_of(&self, req: &protocol::FuseRequest<'_>, descriptor: u32) -> ubtrfs_control::Result<InodeId> {
         let closed = || CommandFailure::new(Errno::INVAL, "no such descriptor, or /proc does not show it");
         let file = self.groups.file_of(req.pid, descriptor, None).ok_or_else(closed)?;
         self.inode_with(file.id)

@@ -22,7 +22,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use ubtrfs_transaction::Job;
 
-use crate::caller::Groups;
+use crate::caller::CallerGroups;
 
 /// The signals that end an ioctl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,20 +36,20 @@ pub(crate) enum EndsBy {
 /// The ioctls that run, by the numbers of their requests.
 #[derive(Clone, Debug)]
 pub(crate) struct Interrupts {
-    groups: Groups,
-    shared: Arc<Mutex<Shared>>,
+    groups: CallerGroups,
+    shared: Arc<Mutex<InterruptState>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    running: Vec<Running>,
+struct InterruptState {
+    running: Vec<RunningRequest>,
     /// The request numbers of INTERRUPTs that arrived while no such request was running (N1).
     early: VecDeque<u64>,
     has_ended: bool,
 }
 
 #[derive(Clone, Debug)]
-struct Running {
+struct RunningRequest {
     unique: u64,
     pid: u32,
     ends_by: EndsBy,
@@ -65,7 +65,7 @@ pub(crate) struct Interruptible {
 }
 
 impl Interrupts {
-    pub(crate) fn new(groups: Groups) -> Self {
+    pub(crate) fn new(groups: CallerGroups) -> Self {
         Self { groups, shared: Arc::default() }
     }
 
@@ -73,7 +73,7 @@ impl Interrupts {
     pub(crate) fn start(&self, unique: u64, pid: u32, ends_by: EndsBy) -> Interruptible {
         let job = Arc::new(Job::new());
         let mut shared = self.shared.lock();
-        shared.running.push(Running { unique, pid, ends_by, job: Arc::clone(&job) });
+        shared.running.push(RunningRequest { unique, pid, ends_by, job: Arc::clone(&job) });
         let is_early = shared.early.iter().position(|early| *early == unique);
         if let Some(at) = is_early {
             shared.early.remove(at);
@@ -113,7 +113,7 @@ impl Interrupts {
     }
 
     /// Cancels a job when its process is being killed; returns at the latest when the job has ended.
-    fn cancel_at_death(&self, watched: &Running) {
+    fn cancel_at_death(&self, watched: &RunningRequest) {
         while self.shared.lock().running.iter().any(|running| running.unique == watched.unique) {
             if self.is_dying(watched.pid) {
                 return watched.job.cancel();
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     fn interrupts() -> Interrupts {
-        Interrupts::new(Groups::default())
+        Interrupts::new(CallerGroups::default())
     }
 
     #[test]

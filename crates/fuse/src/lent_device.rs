@@ -31,19 +31,19 @@ use crate::sandbox::PrivilegedHelper;
 #[derive(Debug)]
 pub(crate) struct LentDevice {
     device: Arc<dyn Device>,
-    place: Place,
-    state: Mutex<State>,
+    place: LentPlace,
+    state: Mutex<LentState>,
 }
 
 /// The device.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct LentPlace {
     pub(crate) device: PathBuf,
     pub(crate) rdev: u64,
 }
 
 #[derive(Debug)]
-enum State {
+enum LentState {
     Lent,
     /// The filesystem is closed, or the attempt to take the claim again has ended. The file has the claim, or keeps the
     /// mount that has it. There is no file if the helper process has the claim, or if the claim is lost
@@ -57,8 +57,8 @@ impl LentDevice {
     /// Makes the value for a `device` that will be mounted.
     pub(crate) fn new(device: Arc<dyn Device>) -> io::Result<Self> {
         let path = PathBuf::from(device.location());
-        let place = Place { rdev: std::fs::metadata(&path)?.rdev(), device: path };
-        Ok(Self { device, place, state: Mutex::new(State::Lent) })
+        let place = LentPlace { rdev: std::fs::metadata(&path)?.rdev(), device: path };
+        Ok(Self { device, place, state: Mutex::new(LentState::Lent) })
     }
 
     pub(crate) fn device(&self) -> &dyn Device {
@@ -69,8 +69,8 @@ impl LentDevice {
     /// again.
     pub(crate) fn closed(&self) {
         let mut state = self.state.lock();
-        if matches!(*state, State::Lent) {
-            *state = State::Decided { _held: None };
+        if matches!(*state, LentState::Lent) {
+            *state = LentState::Decided { _held: None };
         }
     }
 
@@ -78,7 +78,7 @@ impl LentDevice {
     /// helper does.
     pub(crate) fn reclaim(&self, fs: &Fs, helper: Option<&PrivilegedHelper>) {
         let mut state = self.state.lock();
-        if !matches!(*state, State::Lent) {
+        if !matches!(*state, LentState::Lent) {
             return;
         }
         self.device.pause_writes();
@@ -88,11 +88,11 @@ impl LentDevice {
         };
         match taken {
             Ok(held) => {
-                *state = State::Decided { _held: held };
+                *state = LentState::Decided { _held: held };
                 self.device.resume_writes(true);
             }
             Err(error) => {
-                *state = State::Decided { _held: None };
+                *state = LentState::Decided { _held: None };
                 crate::session::abort(fs, &self.loss(fs, &error));
                 self.device.resume_writes(false);
             }
@@ -109,7 +109,7 @@ impl LentDevice {
     }
 }
 
-impl Place {
+impl LentPlace {
     /// Claims the device, or keeps the mount that still has the claim.
     pub(crate) fn take(&self) -> io::Result<File> {
         let until = Instant::now() + PATIENCE;

@@ -33,24 +33,24 @@ use parking_lot::Mutex;
 /// The callers that listed directories lately, and these directories.
 #[derive(Debug, Default)]
 pub(crate) struct Listings {
-    inner: Mutex<Inner>,
-    /// Whether `Inner::dirs` has entries; read without the lock at each lookup.
+    inner: Mutex<ListingHistory>,
+    /// Whether `ListingHistory::dirs` has entries; read without the lock at each lookup.
     has_dirs: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct ListingHistory {
     /// By thread, as the kernel names it in requests.
-    callers: HashMap<u32, Caller>,
+    callers: HashMap<u32, ListingCaller>,
     /// By node. Directories of which some entries were listed without attributes.
-    dirs: HashMap<u64, Dir>,
+    dirs: HashMap<u64, ListedDir>,
     /// The nodes of `dirs`, and some that were removed from it, in the order in which they were added.
     order: VecDeque<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Caller {
-    mode: Mode,
+struct ListingCaller {
+    mode: ListingMode,
     /// Entries with attributes since a lookup has shown that the caller uses them.
     nr_unused: u64,
     /// Entries since the last one that was left out as a sample.
@@ -60,14 +60,14 @@ struct Caller {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
+enum ListingMode {
     New,
     Names,
     Proven,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Dir {
+struct ListedDir {
     caller: u32,
     /// Whether more than samples were left out.
     is_by_name: bool,
@@ -79,7 +79,7 @@ struct Dir {
 pub(crate) struct Listing {
     node: u64,
     caller: u32,
-    state: Caller,
+    state: ListingCaller,
     /// Whether some entries of this answer were left out.
     has_left_out: bool,
 }
@@ -89,8 +89,8 @@ impl Listings {
     pub(crate) fn begin(&self, caller: u32, node: u64, offset: u64) -> Listing {
         let now = Instant::now();
         let known = self.inner.lock().callers.get(&caller).copied();
-        let mut state = known.filter(|known| now.duration_since(known.listed_at) < MEMORY).unwrap_or(Caller {
-            mode: Mode::New,
+        let mut state = known.filter(|known| now.duration_since(known.listed_at) < MEMORY).unwrap_or(ListingCaller {
+            mode: ListingMode::New,
             nr_unused: 0,
             nr_since_sample: 0,
             nr_lookups: 0,
@@ -98,8 +98,8 @@ impl Listings {
         });
         state.listed_at = now;
         // G2: a proven caller is judged only between two directories.
-        if state.nr_unused >= PATIENCE && (state.mode == Mode::New || offset == 0) {
-            state.mode = Mode::Names;
+        if state.nr_unused >= PATIENCE && (state.mode == ListingMode::New || offset == 0) {
+            state.mode = ListingMode::Names;
         }
         Listing { node, caller, state, has_left_out: false }
     }
@@ -130,7 +130,7 @@ impl Listings {
         let (caller, forgets) = (dir.caller, dir.is_by_name && dir.nr_looked_up >= LOOKUPS);
         if let Some(caller) = inner.callers.get_mut(&caller) {
             caller.nr_lookups += 1;
-            (caller.mode, caller.nr_unused) = (Mode::Proven, 0);
+            (caller.mode, caller.nr_unused) = (ListingMode::Proven, 0);
         }
         if !forgets {
             return Vec::new();
@@ -147,14 +147,14 @@ impl Listings {
     }
 }
 
-impl Inner {
+impl ListingHistory {
     fn remember_caller(&mut self, listing: &Listing) {
         let mut state = listing.state;
         match self.callers.get_mut(&listing.caller) {
             Some(known) => {
                 // Keep what lookups have shown during this answer.
                 if known.nr_lookups != state.nr_lookups {
-                    (state.mode, state.nr_unused, state.nr_lookups) = (Mode::Proven, 0, known.nr_lookups);
+                    (state.mode, state.nr_unused, state.nr_lookups) = (ListingMode::Proven, 0, known.nr_lookups);
                 }
                 *known = state;
             }
@@ -170,11 +170,11 @@ impl Inner {
     }
 
     fn remember_dir(&mut self, listing: &Listing) {
-        let is_by_name = listing.state.mode == Mode::Names;
-        let new = Dir { caller: listing.caller, is_by_name, nr_looked_up: 0 };
+        let is_by_name = listing.state.mode == ListingMode::Names;
+        let new = ListedDir { caller: listing.caller, is_by_name, nr_looked_up: 0 };
         if let Some(known) = self.dirs.get_mut(&listing.node) {
             // The kernel may still have names of an earlier listing.
-            *known = Dir { is_by_name: is_by_name || known.is_by_name, ..new };
+            *known = ListedDir { is_by_name: is_by_name || known.is_by_name, ..new };
             return;
         }
         if self.order.len() >= DIRS_MAX
@@ -194,7 +194,7 @@ impl Listing {
             return false;
         }
         self.state.nr_since_sample += 1;
-        let leaves_out = self.state.mode == Mode::Names || self.state.nr_since_sample >= SAMPLE;
+        let leaves_out = self.state.mode == ListingMode::Names || self.state.nr_since_sample >= SAMPLE;
         if leaves_out {
             self.state.nr_since_sample = 0;
             self.has_left_out = true;

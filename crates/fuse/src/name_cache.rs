@@ -22,12 +22,12 @@ pub(crate) struct NameCache {
 
 #[derive(Debug, Default)]
 struct Untold {
-    state: Mutex<State>,
+    state: Mutex<NameCacheState>,
     told: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct NameCacheState {
     next: u64,
     open: BTreeSet<u64>,
 }

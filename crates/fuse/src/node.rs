@@ -25,7 +25,8 @@
 //! subvolumes, the top level. Of the root directories of subvolumes, only that of the first mounted one has `st_ino` 256.
 //!
 //! Invariants:
-//! - N1. The mapping is one to one for the lifetime of the mount. An id that [`Nodes::node`] cannot have made is stale.
+//! - N1. The mapping is one to one for the lifetime of the mount. An id that [`NodeIds::node`] cannot have made is
+//!   stale.
 //! - N2. `fs` counts the references that the kernel holds (lookup counts): one for each `Attr` that goes to the kernel
 //!   in an entry, until FORGET gives the reference back. This module keeps no second count that could disagree.
 
@@ -40,7 +41,7 @@ pub(crate) const ROOT_NODE: u64 = 1;
 
 /// The mapping of one FUSE filesystem.
 #[derive(Debug)]
-pub(crate) struct Nodes {
+pub(crate) struct NodeIds {
     /// The directory with node id 1.
     root: InodeId,
     /// The subvolume whose inodes keep their numbers.
@@ -55,7 +56,7 @@ struct Outliers {
     nodes: HashMap<InodeId, u64>,
 }
 
-impl Nodes {
+impl NodeIds {
     /// Makes the mapping for a FUSE filesystem whose root is `root`. The inodes of the subvolume `first` keep their
     /// numbers.
     pub(crate) fn new(root: InodeId, first: RootId) -> Self {
@@ -199,7 +200,7 @@ mod tests {
     fn every_inode_has_its_own_number_whatever_is_mounted() {
         let mounts = [5, 256, 1 << ID_BITS, 1 << LONG_ID_BITS, u64::MAX - 300];
         for (mounted, top) in mounts.into_iter().flat_map(|mounted| [(mounted, mounted), (mounted, 5)]) {
-            let nodes = Nodes::new(id(top, 256), RootId(mounted));
+            let nodes = NodeIds::new(id(top, 256), RootId(mounted));
             let (mut seen, mut shown) = (HashMap::new(), HashMap::new());
             for id in borders() {
                 let node = nodes.node(id);
@@ -222,7 +223,7 @@ mod tests {
 
     #[test]
     fn numbers_are_the_same_after_the_next_mount() {
-        let nodes = || Nodes::new(id(5, 256), RootId(5));
+        let nodes = || NodeIds::new(id(5, 256), RootId(5));
         let (one, next) = (nodes(), nodes());
         let ids = borders();
         let numbers: Vec<u64> = ids.iter().map(|id| one.st_ino(*id)).collect();
@@ -233,18 +234,18 @@ mod tests {
 
     #[test]
     fn handles_of_another_first_subvolume_do_not_name_its_files() {
-        let [one, other] = [300, 301].map(|first| Nodes::new(id(5, 256), RootId(first)));
+        let [one, other] = [300, 301].map(|first| NodeIds::new(id(5, 256), RootId(first)));
         let (file, same_number) = (id(300, 257), id(301, 257));
         assert_eq!(one.node(file), other.node(same_number));
-        let low = |id| Nodes::generation(id, 7) & u64::from(u32::MAX);
+        let low = |id| NodeIds::generation(id, 7) & u64::from(u32::MAX);
         assert_ne!(low(file), low(same_number), "the kernel keeps 32 bits");
-        assert_ne!(low(id(300, 256)), Nodes::generation(id(300, 256), 8) & u64::from(u32::MAX));
+        assert_ne!(low(id(300, 256)), NodeIds::generation(id(300, 256), 8) & u64::from(u32::MAX));
         assert_eq!(low(file), low(id(300, 258)), "it depends on the subvolume only");
     }
 
     #[test]
     fn another_number_for_the_same_inode_is_stale() {
-        let nodes = Nodes::new(id(300, 256), RootId(300));
+        let nodes = NodeIds::new(id(300, 256), RootId(300));
         for node in
             [0, 2, 255, 256, 300 << NUMBER_BITS | 257, 5 << NUMBER_BITS | 3, HIGH_IDS << 62 | 5 << SHORT_BITS | 257]
         {
@@ -255,7 +256,7 @@ mod tests {
 
     #[test]
     fn outliers_whose_hashes_are_taken_get_other_numbers() {
-        let nodes = Nodes::new(id(5, 256), RootId(5));
+        let nodes = NodeIds::new(id(5, 256), RootId(5));
         let first = id(5, 1 << 50);
         let taken = OUTLIERS << 62 | hash(first) >> 2;
         nodes.outliers.write().ids.insert(taken, id(7, 1 << 50));

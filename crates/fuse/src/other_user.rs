@@ -29,7 +29,7 @@ use crate::mount;
 use crate::mount_table::{self, MountInfo};
 
 /// Makes the command of the child process for a mount point. The command must run [`tell_control_name`].
-pub type Helper<'h> = &'h dyn Fn(&Path) -> io::Result<Command>;
+pub type HelperCommand<'h> = &'h dyn Fn(&Path) -> io::Result<Command>;
 
 /// How long another user's server may take to answer a question.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -113,7 +113,7 @@ pub(crate) fn without_entering(dir: &Path) -> Option<PathBuf> {
 
 /// The name of the control socket of the mount at this directory. Another user's mount is asked by the helper (Q1),
 /// if there is one, and not awaited after `until`.
-pub(crate) fn control_name(dir: &Path, helper: Option<Helper<'_>>, until: Instant) -> io::Result<Vec<u8>> {
+pub(crate) fn control_name(dir: &Path, helper: Option<HelperCommand<'_>>, until: Instant) -> io::Result<Vec<u8>> {
     let uid = mount_table::find_mount(dir).and_then(|found| other_user_of(&found));
     match (uid, helper) {
         (Some(uid), Some(helper)) => ask(helper(dir)?, uid, until),

@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Mutex, MutexGuard};
 use ubtrfs_fs::{Attr, mode};
 
-use crate::transport::{Notifier, Place};
+use crate::transport::{Notifier, WorkerPlace};
 
 /// Makes the kernel write back dirty pages. For this, counts how often each file is open for writing.
 #[derive(Debug)]
@@ -96,7 +96,7 @@ impl PageFlusher {
     /// Makes the kernel write back the file's dirty pages, if the kernel can have any. Returns false if the kernel
     /// refuses, or if this thread cannot wait for the kernel, because no other thread would be left to receive the
     /// pages. Some data may then stay in the kernel.
-    pub(crate) fn fetch_all_data(&self, node: u64, place: &Place<'_>) -> bool {
+    pub(crate) fn fetch_all_data(&self, node: u64, place: &WorkerPlace<'_>) -> bool {
         if !self.may_have_writers(node) {
             return true;
         }

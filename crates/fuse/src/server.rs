@@ -30,8 +30,8 @@ use ubtrfs_fs::{
 use crate::activity::Activity;
 use crate::admin_ioctl;
 use crate::attr::{present_time, wire_attr, wire_statx};
-use crate::btrfs_ioctl::{self, Answer};
-use crate::caller::{Groups, RemovedCapability, caller};
+use crate::btrfs_ioctl::{self, IoctlAnswer};
+use crate::caller::{CallerGroups, RemovedCapability, caller};
 use crate::dir_end::DirectoryReaders;
 use crate::host::MountHost;
 use crate::interrupt::Interrupts;
@@ -39,12 +39,12 @@ use crate::ioctl::{self, IoctlCaller};
 use crate::lent_device::LentDevice;
 use crate::listing::Listings;
 use crate::mount::MountConfig;
-use crate::node::Nodes;
-use crate::protocol::{Entry, Features, Operation, Reply, Request, Statfs};
+use crate::node::NodeIds;
+use crate::protocol::{EntryReply, Features, FuseRequest, Operation, Reply, Statfs};
 use crate::running_programs::RunningPrograms;
 use crate::seek::PageFlusher;
-use crate::subvolume_ioctl::{self, Command};
-use crate::transport::{Handler, Mover, Place};
+use crate::subvolume_ioctl::{self, SubvolumeIoctl};
+use crate::transport::{Handler, ThreadMover, WorkerPlace};
 
 /// How long names, missing names, and attributes stay valid in the kernel, apart from the exceptions in S3.
 const TTL: Duration = Duration::from_secs(3600);
@@ -97,13 +97,13 @@ const FOR_EXECUTION: i32 = 0x20;
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
     fs: Arc<Fs>,
-    nodes: Arc<Nodes>,
+    nodes: Arc<NodeIds>,
     activity: Arc<Activity>,
     seeker: Arc<PageFlusher>,
     dir_ends: Arc<DirectoryReaders>,
     listings: Arc<Listings>,
     running_programs: Arc<RunningPrograms>,
-    groups: Groups,
+    groups: CallerGroups,
     removed_capability: Arc<RemovedCapability>,
     host: Arc<MountHost>,
     /// Name of the control socket: the value of [`CONTROL_XATTR`], and the answer to [`ASK_MOUNT`].
@@ -187,10 +187,10 @@ impl Server {
     }
 
     /// Makes an entry, and hands the reference of `attr` to the kernel.
-    fn entry(&self, attr: &Attr) -> Entry {
-        Entry {
+    fn entry(&self, attr: &Attr) -> EntryReply {
+        EntryReply {
             node: self.nodes.node(attr.id),
-            generation: Nodes::generation(attr.id, attr.generation.0),
+            generation: NodeIds::generation(attr.id, attr.generation.0),
             attr: wire_attr(attr, self.nodes.st_ino(attr.id)),
             ttl: if attr.id.stub_of().is_some() { Duration::ZERO } else { self.name_ttl(attr.id) },
             attr_ttl: self.attr_ttl(attr),
@@ -284,31 +284,31 @@ pub(crate) fn features(fs: &Fs, config: &MountConfig) -> Features {
 }
 
 /// The failure of a request: an error of `fs`, or an error number that only the protocol uses.
-enum Failure {
+enum RequestFailure {
     Fs(Error),
     Errno(Errno),
 }
 
-impl From<Error> for Failure {
+impl From<Error> for RequestFailure {
     fn from(error: Error) -> Self {
         Self::Fs(error)
     }
 }
 
-type Done = std::result::Result<(), Failure>;
+type Done = std::result::Result<(), RequestFailure>;
 
 impl Handler for Server {
     /// Answers a request (S1).
     fn handle(
         &self,
-        request: &Request<'_>,
+        request: &FuseRequest<'_>,
         reply: &mut Reply<'_>,
-        place: &Place<'_>,
+        place: &WorkerPlace<'_>,
     ) -> std::result::Result<(), Errno> {
         let answer = match catch_unwind(AssertUnwindSafe(|| self.dispatch(request, reply, place))) {
             Ok(Ok(())) => return Ok(()),
-            Ok(Err(Failure::Errno(errno))) => Err(errno),
-            Ok(Err(Failure::Fs(error))) => {
+            Ok(Err(RequestFailure::Errno(errno))) => Err(errno),
+            Ok(Err(RequestFailure::Fs(error))) => {
                 if let Error::Engine(cause) = &error
                     && matches!(cause, ubtrfs_error::Error::Corrupt(_) | ubtrfs_error::Error::Io { .. })
                 {
@@ -344,7 +344,7 @@ impl Handler for Server {
         self.groups.processor_of(thread)
     }
 
-    fn mover(&self) -> Mover {
+    fn mover(&self) -> ThreadMover {
         self.groups.mover()
     }
 
@@ -366,7 +366,7 @@ impl Handler for Server {
 }
 
 impl Server {
-    fn dispatch(&self, req: &Request<'_>, reply: &mut Reply<'_>, place: &Place<'_>) -> Done {
+    fn dispatch(&self, req: &FuseRequest<'_>, reply: &mut Reply<'_>, place: &WorkerPlace<'_>) -> Done {
         let known;
         let req = match self.groups.known_caller(req) {
             Some(request) => {
@@ -397,7 +397,7 @@ impl Server {
             }
             // After ENOSYS, the kernel makes files by MKNOD, and sends no requests to open or release files.
             Operation::Create { .. } | Operation::Open { .. } if self.no_open => {
-                return Err(Failure::Errno(Errno::NOSYS));
+                return Err(RequestFailure::Errno(Errno::NOSYS));
             }
             Operation::Setxattr { .. }
             | Operation::Getxattr { .. }
@@ -405,7 +405,7 @@ impl Server {
             | Operation::Removexattr { .. }
                 if self.no_xattrs =>
             {
-                return Err(Failure::Errno(Errno::NOSYS));
+                return Err(RequestFailure::Errno(Errno::NOSYS));
             }
             Operation::Create { name, flags, mode, umask } => {
                 let attr = self.new_inode(node, name, NewInode::file(mode), &caller(req, umask))?;
@@ -533,7 +533,7 @@ impl Server {
             }
             Operation::Removexattr { name } => {
                 self.activity.note_change();
-                self.fs.removexattr(self.id(node)?, name, &Groups::xattr_caller(req, name))?;
+                self.fs.removexattr(self.id(node)?, name, &CallerGroups::xattr_caller(req, name))?;
                 if name == CAPABILITY {
                     self.removed_capability.note(req);
                 }
@@ -561,7 +561,7 @@ impl Server {
             // After ENOSYS the kernel no longer sends the operation. FLUSH is not needed, because the server holds
             // nothing back until close. OPENDIR is not needed, because directories are read by cookies alone, and the
             // kernel caches them.
-            Operation::Other(_) => return Err(Failure::Errno(Errno::NOSYS)),
+            Operation::Other(_) => return Err(RequestFailure::Errno(Errno::NOSYS)),
         }
         Ok(())
     }
@@ -576,13 +576,13 @@ impl Server {
                 reply.entry(&self.entry(&attr));
             }
             // Let the kernel cache that the name does not exist.
-            Err(Error::NotFound) => reply.entry(&Entry::none(self.name_ttl(dir))),
+            Err(Error::NotFound) => reply.entry(&EntryReply::none(self.name_ttl(dir))),
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    fn getattr(&self, node: u64, place: &Place<'_>) -> Result<Attr> {
+    fn getattr(&self, node: u64, place: &WorkerPlace<'_>) -> Result<Attr> {
         let id = self.id(node)?;
         let mut attr = self.fs.getattr(id)?;
         // Fetch the data of a file that seems to have no blocks, because programs treat a file without blocks as a file
@@ -593,7 +593,7 @@ impl Server {
         Ok(attr)
     }
 
-    fn open(&self, req: &Request<'_>, flags: i32, reply: &mut Reply<'_>, place: &Place<'_>) -> Done {
+    fn open(&self, req: &FuseRequest<'_>, flags: i32, reply: &mut Reply<'_>, place: &WorkerPlace<'_>) -> Done {
         let id = self.id(req.node)?;
         let is_append_only = self.check_open(id, flags)?;
         if flags & O_TRUNC != 0 {
@@ -601,7 +601,7 @@ impl Server {
                 && self.running_programs.contains(id)
                 && place.aside(|| self.running_programs.contains_after_releases(id))
             {
-                return Err(Failure::Errno(Errno::TXTBSY));
+                return Err(RequestFailure::Errno(Errno::TXTBSY));
             }
             self.activity.note_change();
             // The times change even if the file is empty already.
@@ -624,11 +624,11 @@ impl Server {
         Ok(())
     }
 
-    fn setxattr(&self, req: &Request<'_>, name: &[u8], value: &[u8], flags: u32) -> Result<()> {
+    fn setxattr(&self, req: &FuseRequest<'_>, name: &[u8], value: &[u8], flags: u32) -> Result<()> {
         self.activity.note_change();
         let flags = XattrFlags::from_bits(flags).ok_or(Error::InvalidArgument("setxattr flags"))?;
         let id = self.id(req.node)?;
-        self.fs.setxattr(id, name, value, flags, &Groups::xattr_caller(req, name))?;
+        self.fs.setxattr(id, name, value, flags, &CallerGroups::xattr_caller(req, name))?;
         if name == ACCESS_ACL {
             let attr = self.fs.getattr(id)?;
             if attr.mode & mode::SETGID != 0 && !self.groups.may_keep_sgid(req, attr.gid) {
@@ -640,12 +640,12 @@ impl Server {
 
     fn ioctl(
         &self,
-        req: &Request<'_>,
+        req: &FuseRequest<'_>,
         cmd: u32,
         data: &[u8],
         out_size: u32,
         reply: &mut Reply<'_>,
-        place: &Place<'_>,
+        place: &WorkerPlace<'_>,
     ) -> Done {
         if cmd == ASK_MOUNT {
             let mut name = [0; ASK_MOUNT_LEN];
@@ -660,16 +660,16 @@ impl Server {
             self.seeker.fetch_all_data(req.node, place);
         }
         let asker = IoctlCaller { caller: caller(req, 0), flag_rights: &|| self.groups.flag_rights(req) };
-        let command = Command { fs: &self.fs, host: &self.host, req, id };
+        let command = SubvolumeIoctl { fs: &self.fs, host: &self.host, req, id };
         let done = subvolume_ioctl::ioctl(&command, cmd, data, place)
-            .map(|done| done.map(Answer::from))
+            .map(|done| done.map(IoctlAnswer::from))
             .or_else(|| place.aside(|| btrfs_ioctl::ioctl(&command, cmd, data)))
             .or_else(|| place.aside(|| admin_ioctl::ioctl(&command, cmd, data)));
         let mut answer = match done {
-            Some(done) => done.map_err(|failure| Failure::Errno(failure.errno()))?,
+            Some(done) => done.map_err(|failure| RequestFailure::Errno(failure.errno()))?,
             None => {
                 let done = place.aside(|| ioctl::ioctl(&self.fs, id, cmd, data, &asker));
-                done.ok_or(Failure::Errno(Errno::NOTTY))??.into()
+                done.ok_or(RequestFailure::Errno(Errno::NOTTY))??.into()
             }
         };
         if ioctl::changes_attributes(cmd) {
@@ -680,7 +680,7 @@ impl Server {
         Ok(())
     }
 
-    fn fallocate(&self, req: &Request<'_>, offset: u64, length: u64, mode: u32) -> Result<()> {
+    fn fallocate(&self, req: &FuseRequest<'_>, offset: u64, length: u64, mode: u32) -> Result<()> {
         self.activity.note_change();
         let mode = FallocateMode::from_bits(mode).ok_or(Error::NotSupported("this fallocate mode"))?;
         let id = self.id(req.node)?;
@@ -690,7 +690,7 @@ impl Server {
         }
     }
 
-    fn lseek(&self, node: u64, offset: u64, whence: u32, place: &Place<'_>) -> Result<u64> {
+    fn lseek(&self, node: u64, offset: u64, whence: u32, place: &WorkerPlace<'_>) -> Result<u64> {
         let whence = match whence {
             SEEK_DATA => SeekWhence::Data,
             SEEK_HOLE => SeekWhence::Hole,
@@ -718,7 +718,7 @@ fn reply_sized(value: &[u8], size: u32, reply: &mut Reply<'_>) -> Done {
     if size == 0 {
         reply.xattr_size(u32::try_from(value.len()).unwrap_or(u32::MAX));
     } else if value.len() > size as usize {
-        return Err(Failure::Errno(Errno::RANGE));
+        return Err(RequestFailure::Errno(Errno::RANGE));
     } else {
         reply.data(value);
     }

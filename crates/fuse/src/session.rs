@@ -30,7 +30,7 @@ use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId};
 
 use crate::activity::Activity;
-use crate::caller::Groups;
+use crate::caller::CallerGroups;
 use crate::host::MountHost;
 use crate::interrupt::Interrupts;
 use crate::lent_device::LentDevice;
@@ -38,15 +38,15 @@ use crate::lost_pages::LostPages;
 use crate::mount::{self, MountConfig, MountError};
 use crate::mount_table::{self, MountInfo};
 use crate::name_cache::NameCache;
-use crate::node::Nodes;
-use crate::other_user::{self, Helper, control_name};
-use crate::protocol::Limits;
+use crate::node::NodeIds;
+use crate::other_user::{self, HelperCommand, control_name};
+use crate::protocol::InitLimits;
 use crate::remaining_mounts::{self, Remaining, Unmounted};
 use crate::sandbox::{self, Confinement, Identity, PrivilegedHelper};
 use crate::seek::PageFlusher;
 use crate::served_fs::ServedFs;
 use crate::server::{self, Server};
-use crate::subtree::{self, Placement};
+use crate::subtree::{self, DetachedMount};
 use crate::transport::{Config, Connection, SessionEnd};
 
 /// A filesystem that is mounted and ready to be served.
@@ -58,7 +58,7 @@ pub struct Session {
     control: Control,
     connection: Connection,
     server: Server,
-    groups: Groups,
+    groups: CallerGroups,
     lost_pages: Arc<LostPages>,
     unmounter: Option<Arc<PrivilegedHelper>>,
     lent: Arc<OnceLock<LentDevice>>,
@@ -76,7 +76,7 @@ enum Placing {
     /// Nothing.
     Done,
     /// This process puts it on its directory.
-    Here(Placement),
+    Here(DetachedMount),
     /// The helper process does.
     ByHelper,
 }
@@ -105,7 +105,7 @@ impl Session {
         let notifier = Arc::new(OnceLock::new());
         let seeker = PageFlusher::new(notifier.clone(), config.writeback_cache, !config.no_open);
         let name = control.name().to_vec();
-        let groups = Groups::default();
+        let groups = CallerGroups::default();
         let names = NameCache::new(notifier.clone());
         let path = subtree::path_of_selected(&fs);
         let root = path.as_ref().map_or_else(|| fs.root(), |_| InodeId::root_of(RootId::FS_TREE));
@@ -123,7 +123,7 @@ impl Session {
         let mount::NewMount { requests, detached, is_fuseblk } =
             mount::mount_device(dir, config, block_device, path.is_some())?;
         let placing = match (detached, path) {
-            (Some(top), Some(path)) => Placing::Here(Placement { top, path, dir: dir.to_owned() }),
+            (Some(top), Some(path)) => Placing::Here(DetachedMount { top, path, dir: dir.to_owned() }),
             _ => Placing::Done,
         };
         let device = match &placing {
@@ -141,7 +141,7 @@ impl Session {
         }
         let how = Config {
             features: server::features(&fs, config),
-            limits: Limits { max_write: mount::max_write(), max_background: server::MAX_BACKGROUND },
+            limits: InitLimits { max_write: mount::max_write(), max_background: server::MAX_BACKGROUND },
             transport: config.transport,
             nr_threads: config.nr_threads,
             idle_poll: config.idle_poll,
@@ -207,7 +207,7 @@ impl Session {
 
     /// The first mount, if it is on no directory yet. A helper process that is started for [`Self::confine`] afterwards must
     /// get it, because a confined process cannot mount.
-    pub fn take_placement(&mut self) -> Option<Placement> {
+    pub fn take_placement(&mut self) -> Option<DetachedMount> {
         match std::mem::replace(&mut self.placing, Placing::ByHelper) {
             Placing::Here(placement) => Some(placement),
             other => {
@@ -488,11 +488,11 @@ pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
 
 /// Works like [`unmount`], but waits for the server of another user only for a limited time. `helper` runs the process
 /// that asks that server.
-pub fn unmount_with_helper(dir: &Path, lazy: bool, helper: Helper<'_>) -> Result<(), MountError> {
+pub fn unmount_with_helper(dir: &Path, lazy: bool, helper: HelperCommand<'_>) -> Result<(), MountError> {
     unmount_by_asking(dir, lazy, Some(helper))
 }
 
-fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<Helper<'_>>) -> Result<(), MountError> {
+fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<HelperCommand<'_>>) -> Result<(), MountError> {
     let shown = dir.display().to_string();
     // If the mount's server is dead, the path cannot be resolved.
     let full = other_user::full_path(dir).ok().or_else(|| other_user::without_entering(dir));
@@ -595,7 +595,7 @@ const QUESTIONS_PATIENCE: Duration = Duration::from_secs(5);
 const COMMIT_PATIENCE_MIN: Duration = Duration::from_secs(2);
 
 /// Whether the server with this control socket serves a mount.
-fn is_of(mount: &MountInfo, name: &[u8], helper: Option<Helper<'_>>, until: Instant) -> bool {
+fn is_of(mount: &MountInfo, name: &[u8], helper: Option<HelperCommand<'_>>, until: Instant) -> bool {
     control_name(&mount.dir, helper, until).is_ok_and(|other| other == name)
 }
 

@@ -89,7 +89,7 @@ fn attributes(config: &MountConfig) -> MountAttrFlags {
 
 /// A mount of the top level that is on no directory, and the place for the subvolume that it should show.
 #[derive(Debug)]
-pub struct Placement {
+pub struct DetachedMount {
     pub(crate) top: OwnedFd,
     /// The path of the subvolume from the top level.
     pub(crate) path: Vec<u8>,
@@ -98,7 +98,7 @@ pub struct Placement {
 
 /// A mount on a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Placed {
+pub(crate) struct PlacedMount {
     /// The number in the table of mounts, which another mount may have later.
     pub(crate) id: u64,
     /// The number that no other mount ever has, if this kernel has such numbers (Linux 6.8).
@@ -107,7 +107,7 @@ pub(crate) struct Placed {
     pub(crate) device: u64,
 }
 
-impl Placed {
+impl PlacedMount {
     /// The mount of this open directory.
     pub(crate) fn of(mount: impl AsFd) -> io::Result<Self> {
         let mount = mount.as_fd();
@@ -121,9 +121,9 @@ impl Placed {
     }
 }
 
-impl Placement {
+impl DetachedMount {
     /// Mounts the subvolume on the directory. Asks the server, which must be answering (P4).
-    pub(crate) fn place(self) -> io::Result<Placed> {
+    pub(crate) fn place(self) -> io::Result<PlacedMount> {
         let tree = subtree(self.top.as_fd(), &self.path, None)?;
         put(&tree, &self.dir)
     }
@@ -232,7 +232,7 @@ fn clone(dir: impl AsFd) -> io::Result<OwnedFd> {
     Ok(open_tree(dir, "", flags)?)
 }
 
-fn put(tree: &OwnedFd, dir: &Path) -> io::Result<Placed> {
+fn put(tree: &OwnedFd, dir: &Path) -> io::Result<PlacedMount> {
     move_mount(tree, "", CWD, dir, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
-    Placed::of(tree)
+    PlacedMount::of(tree)
 }

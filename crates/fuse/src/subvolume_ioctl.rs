@@ -30,8 +30,8 @@ use ubtrfs_format::item::RootFlags;
 use ubtrfs_fs::{Error, Fs, InodeId};
 
 use crate::host::MountHost;
-use crate::protocol::Request;
-use crate::transport::Place;
+use crate::protocol::FuseRequest;
+use crate::transport::WorkerPlace;
 
 const BTRFS_IOC_SNAP_CREATE: u32 = 0x5000_9401;
 const BTRFS_IOC_SNAP_CREATE_V2: u32 = 0x5000_9417;
@@ -68,14 +68,14 @@ const HANDLED: [u32; 10] = [
 ];
 
 /// The file of an ioctl, and the caller of the ioctl.
-pub(crate) struct Command<'c> {
+pub(crate) struct SubvolumeIoctl<'c> {
     pub(crate) fs: &'c Fs,
     pub(crate) host: &'c MountHost,
-    pub(crate) req: &'c Request<'c>,
+    pub(crate) req: &'c FuseRequest<'c>,
     pub(crate) id: InodeId,
 }
 
-impl Command<'_> {
+impl SubvolumeIoctl<'_> {
     pub(crate) fn run(&self, request: ControlRequest) -> Result<Response> {
         self.host.run(self.fs, self.req, &[self.id], request)
     }
@@ -87,13 +87,13 @@ impl Command<'_> {
         }
     }
 
-    fn create(&self, name: &[u8], Inherited { qgroups, limits }: Inherited) -> Result<Found> {
+    fn create(&self, name: &[u8], QgroupInherit { qgroups, limits }: QgroupInherit) -> Result<Found> {
         let umask = self.host.groups.umask(self.req);
         self.subvolume(Wanted::Create { dir: 0, name: name.to_vec(), umask, qgroups, limits })
     }
 
     /// Makes a snapshot of the subvolume whose root directory the caller has open under this descriptor number.
-    fn snapshot(&self, descriptor: u64, read_only: bool, name: &[u8], inherited: Inherited) -> Result<Found> {
+    fn snapshot(&self, descriptor: u64, read_only: bool, name: &[u8], inherited: QgroupInherit) -> Result<Found> {
         // A number that does not fit into 32 bits is replaced by a number that no descriptor has.
         let source = self.host.inode_of(self.req, u32::try_from(descriptor).unwrap_or(u32::MAX))?;
         // As on Linux, a snapshot gets the limits of its source in place of those in the request.
@@ -105,9 +105,9 @@ impl Command<'_> {
 
     /// The quota groups and limits of a new subvolume, if the flags of a `struct btrfs_ioctl_vol_args_v2` ask for it. The
     /// struct has the size and the address of a `struct btrfs_qgroup_inherit` in the caller's memory.
-    fn inherited(&self, data: &[u8], flags: u64) -> Result<Inherited> {
+    fn inherited(&self, data: &[u8], flags: u64) -> Result<QgroupInherit> {
         if flags & SUBVOL_QGROUP_INHERIT == 0 {
-            return Ok(Inherited::default());
+            return Ok(QgroupInherit::default());
         }
         // Reading the memory of a caller can take as long as the caller likes, for example if a mapping of the caller's
         // own FUSE mount is at the address. So only root can make a thread of the server wait for it.
@@ -134,7 +134,12 @@ impl Command<'_> {
 }
 
 /// Answers an ioctl; `None` if the ioctl is not about subvolumes.
-pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8], place: &Place<'_>) -> Option<Result<Vec<u8>>> {
+pub(crate) fn ioctl(
+    command: &SubvolumeIoctl<'_>,
+    cmd: u32,
+    data: &[u8],
+    place: &WorkerPlace<'_>,
+) -> Option<Result<Vec<u8>>> {
     if !HANDLED.contains(&cmd) {
         return None;
     }
@@ -155,16 +160,16 @@ pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8], place: &Place<
     Some(done)
 }
 
-fn answer(command: &Command<'_>, cmd: u32, data: &[u8]) -> Result<Vec<u8>> {
+fn answer(command: &SubvolumeIoctl<'_>, cmd: u32, data: &[u8]) -> Result<Vec<u8>> {
     let done = match cmd {
-        BTRFS_IOC_SUBVOL_CREATE => command.create(name_of(data, NAME)?, Inherited::default()),
+        BTRFS_IOC_SUBVOL_CREATE => command.create(name_of(data, NAME)?, QgroupInherit::default()),
         BTRFS_IOC_SUBVOL_CREATE_V2 => {
             // As on Linux, the read-only flag is accepted and ignored, because a read-only new subvolume would stay
             // empty.
             let flags = flags_v2(data, SUBVOL_RDONLY | SUBVOL_QGROUP_INHERIT)?;
             command.create(name_of(data, NAME_V2)?, command.inherited(data, flags)?)
         }
-        BTRFS_IOC_SNAP_CREATE => command.snapshot(word(data)?, false, name_of(data, NAME)?, Inherited::default()),
+        BTRFS_IOC_SNAP_CREATE => command.snapshot(word(data)?, false, name_of(data, NAME)?, QgroupInherit::default()),
         BTRFS_IOC_SNAP_CREATE_V2 => {
             let flags = flags_v2(data, SUBVOL_RDONLY | SUBVOL_QGROUP_INHERIT)?;
             let (name, inherited) = (name_of(data, NAME_V2)?, command.inherited(data, flags)?);
@@ -218,7 +223,7 @@ fn flags_v2(data: &[u8], known: u64) -> Result<u64> {
 
 /// The content of a `struct btrfs_qgroup_inherit`.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Inherited {
+struct QgroupInherit {
     /// Quota groups to join.
     qgroups: Vec<u64>,
     /// Limits of the subvolume's own group.
@@ -234,7 +239,7 @@ struct Inherited {
 /// | 16     | 16   | numbers of pairs of groups whose sizes are copied; Linux refuses them, as ubtrfs does |
 /// | 32     | 40   | limits: flags, max_referenced, max_exclusive, rsv_referenced, rsv_exclusive        |
 /// | 72     | 8 each | the groups                                                                       |
-fn inherited(bytes: &[u8]) -> Result<Inherited> {
+fn inherited(bytes: &[u8]) -> Result<QgroupInherit> {
     let at = |offset: usize| word(bytes.get(offset..).unwrap_or_default());
     let limits = match at(0)? {
         0 => None,
@@ -251,7 +256,7 @@ fn inherited(bytes: &[u8]) -> Result<Inherited> {
     if at(16)? != 0 || at(24)? != 0 || at(8)? != (groups.len() / 8) as u64 || groups.len() % 8 != 0 {
         return Err(Error::InvalidArgument("the quota groups to join contradict their number").into());
     }
-    Ok(Inherited { qgroups: groups.chunks_exact(8).map(word).collect::<Result<_>>()?, limits })
+    Ok(QgroupInherit { qgroups: groups.chunks_exact(8).map(word).collect::<Result<_>>()?, limits })
 }
 
 /// Offset of the size of the quota groups in `struct btrfs_ioctl_vol_args_v2`; their address follows.

@@ -32,8 +32,8 @@ use tempfile::TempDir;
 use ubtrfs_control::{CommandCaller, CommandContext, CommandFailure, CommandStream, Host, OpenFile, Request, execute};
 use ubtrfs_device::MemoryDevice;
 use ubtrfs_fs::{Fs, InodeId, Job, MountOptions, NewInode};
-use ubtrfs_fuse::protocol::{Attr, Entry, Features, Limits, Operation, Reply, Request as FuseRequest, Statfs};
-use ubtrfs_fuse::transport::{Config, Connection, Handler, IdlePolling, Place, Transport};
+use ubtrfs_fuse::protocol::{EntryReply, Features, FuseAttr, FuseRequest, InitLimits, Operation, Reply, Statfs};
+use ubtrfs_fuse::transport::{Config, Connection, Handler, IdlePolling, Transport, WorkerPlace};
 use ubtrfs_testkit::capability;
 
 /// The user who mounts, and listens on the socket.
@@ -68,7 +68,7 @@ pub(crate) struct HostileServer {
     period: Arc<AtomicU64>,
 }
 
-fn attr(ino: u64) -> Attr {
+fn attr(ino: u64) -> FuseAttr {
     let (mode, rdev) = match ino {
         ROOT | DIR => (0o040_777, 0),
         LINK | DIRLINK | IMAGE => (0o120_777, 0),
@@ -77,15 +77,15 @@ fn attr(ino: u64) -> Attr {
         FIFO => (0o010_666, 0),
         _ => (0o100_666, 0),
     };
-    Attr { ino, mode, rdev, nlink: 1, size: 4096, uid: HOSTILE, gid: HOSTILE, blksize: 4096, ..Attr::default() }
+    FuseAttr { ino, mode, rdev, nlink: 1, size: 4096, uid: HOSTILE, gid: HOSTILE, blksize: 4096, ..FuseAttr::default() }
 }
 
-fn entry(ino: u64) -> Entry {
-    Entry { node: ino, attr: attr(ino), ..Entry::default() }
+fn entry(ino: u64) -> EntryReply {
+    EntryReply { node: ino, attr: attr(ino), ..EntryReply::default() }
 }
 
 impl Handler for HostileServer {
-    fn handle(&self, req: &FuseRequest<'_>, reply: &mut Reply<'_>, _place: &Place<'_>) -> Result<(), Errno> {
+    fn handle(&self, req: &FuseRequest<'_>, reply: &mut Reply<'_>, _place: &WorkerPlace<'_>) -> Result<(), Errno> {
         match req.operation {
             Operation::Lookup { name } => {
                 let nr = self.lookups.fetch_add(1, Ordering::Relaxed);
@@ -167,7 +167,7 @@ impl HostileMount {
         rustix::mount::mount("hostile", dir.path(), "fuse.ubtrfs", MountFlags::empty(), data).unwrap();
         let config = Config {
             features: Features::empty(),
-            limits: Limits { max_write: 1 << 17, max_background: 12 },
+            limits: InitLimits { max_write: 1 << 17, max_background: 12 },
             transport: Transport::DevFuse,
             nr_threads: 2,
             idle_poll: IdlePolling::default(),

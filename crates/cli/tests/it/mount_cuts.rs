@@ -29,8 +29,8 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use tempfile::TempDir;
 use ubtrfs_device::Device;
 use ubtrfs_fs::MountOptions;
-use ubtrfs_fuse::protocol::{Attr, Entry, Features, Limits, Operation, Reply, Request, Statfs};
-use ubtrfs_fuse::transport::{Config, Connection, Handler, IdlePolling, Place, Transport};
+use ubtrfs_fuse::protocol::{EntryReply, Features, FuseAttr, FuseRequest, InitLimits, Operation, Reply, Statfs};
+use ubtrfs_fuse::transport::{Config, Connection, Handler, IdlePolling, Transport, WorkerPlace};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{
     Compare, CutOutcome, FsTarget, LoopMount, Medium, MediumDevice, NodeKind, RecordingDevice, Rng, Target,
@@ -168,9 +168,9 @@ const ROOT: u64 = 1;
 const IMAGE: u64 = 2;
 
 impl ImageServer {
-    fn attr(&self, ino: u64) -> Attr {
+    fn attr(&self, ino: u64) -> FuseAttr {
         let (mode, size) = if ino == ROOT { (0o040_755, 0) } else { (0o100_644, self.0.len_bytes()) };
-        Attr { ino, mode, size, nlink: 1, blksize: 4096, ..Attr::default() }
+        FuseAttr { ino, mode, size, nlink: 1, blksize: 4096, ..FuseAttr::default() }
     }
 }
 
@@ -180,15 +180,19 @@ fn io<T>(done: std::io::Result<T>) -> Result<T, Errno> {
 }
 
 impl Handler for ImageServer {
-    fn handle(&self, req: &Request<'_>, reply: &mut Reply<'_>, _place: &Place<'_>) -> Result<(), Errno> {
+    fn handle(&self, req: &FuseRequest<'_>, reply: &mut Reply<'_>, _place: &WorkerPlace<'_>) -> Result<(), Errno> {
         const TTL: Duration = Duration::from_secs(60);
         // FOPEN_DIRECT_IO, FOPEN_PARALLEL_DIRECT_WRITES
         const OPEN_FLAGS: u32 = 1 | 1 << 6;
         const PUNCH_HOLE_KEEP_SIZE: u32 = 3;
         match req.operation {
-            Operation::Lookup { name: b"image" } => {
-                reply.entry(&Entry { node: IMAGE, attr: self.attr(IMAGE), ttl: TTL, attr_ttl: TTL, ..Entry::default() })
-            }
+            Operation::Lookup { name: b"image" } => reply.entry(&EntryReply {
+                node: IMAGE,
+                attr: self.attr(IMAGE),
+                ttl: TTL,
+                attr_ttl: TTL,
+                ..EntryReply::default()
+            }),
             Operation::Lookup { .. } => return Err(Errno::NOENT),
             Operation::Getattr | Operation::Setattr(_) => reply.attr(TTL, &self.attr(req.node)),
             Operation::Open { .. } => reply.opened(0, if req.node == IMAGE { OPEN_FLAGS } else { 0 }),
@@ -235,7 +239,7 @@ impl ImageMount {
         rustix::mount::mount("recorded", dir.path(), "fuse", MountFlags::empty(), data).unwrap();
         let config = Config {
             features: Features::empty(),
-            limits: Limits { max_write: 1 << 20, max_background: 64 },
+            limits: InitLimits { max_write: 1 << 20, max_background: 64 },
             transport: Transport::DevFuse,
             nr_threads: 4,
             idle_poll: IdlePolling::default(),

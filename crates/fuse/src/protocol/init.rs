@@ -54,7 +54,7 @@ pub(crate) const UNKNOWN_ID: u32 = u32::MAX;
 
 /// Limits that the server announces.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct InitLimits {
     /// Largest write request in bytes; reads are as large.
     pub max_write: u32,
     /// Background requests (read-ahead, writeback) that the kernel keeps in flight.
@@ -100,7 +100,7 @@ impl Offer {
 
 /// Makes the answer: the features of `wanted` that the kernel offered. A kernel with a later major version gets an
 /// answer that contains only the server's version, and then sends INIT again.
-pub(crate) fn answer_init(offer: &Offer, wanted: Features, limits: Limits) -> Vec<u8> {
+pub(crate) fn answer_init(offer: &Offer, wanted: Features, limits: InitLimits) -> Vec<u8> {
     let features = if offer.major == MAJOR { offer.features & wanted } else { Features::empty() };
     let [low, high] = [features.bits(), features.bits() >> 32].map(|bits| u32::try_from(bits & u64::from(u32::MAX)));
     let init = InitOut {
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn only_offered_features_are_requested() {
-        let limits = Limits { max_write: 1 << 20, max_background: 64 };
+        let limits = InitLimits { max_write: 1 << 20, max_background: 64 };
         let offer = offer(7, 45, 1 | 1 << 30 | 1 << 18, 1 << 9).unwrap();
         let answer = answer_init(&offer, Features::all(), limits);
         let (header, body) = OutHeader::read_from_prefix(&answer).unwrap();

@@ -12,11 +12,11 @@ mod reply;
 mod request;
 mod wire;
 
-pub use init::{Features, Limits};
+pub use init::{Features, InitLimits};
 pub(crate) use init::{MAJOR, Offer, UNKNOWN_ID, answer_init};
-pub use reply::{Entry, Reply, Statx};
-pub use request::{Operation, Request};
+pub use reply::{EntryReply, Reply, Statx};
+pub use request::{FuseRequest, Operation};
 pub(crate) use request::{fixed_len, forgotten};
 pub(crate) use wire::opcode::name as opcode_name;
-pub use wire::{Attr, Setattr, Statfs, Time};
+pub use wire::{FuseAttr, Setattr, Statfs, Time};
 pub(crate) use wire::{InHeader, InvalEntry, InvalInode, OutHeader, opcode};

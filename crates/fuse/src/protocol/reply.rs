@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
-use super::wire::{Attr, AttrOut, Dirent, EntryOut, IoctlOut, OpenOut, Statfs, StatxOut, StatxTime, Time};
+use super::wire::{AttrOut, Dirent, EntryOut, FuseAttr, IoctlOut, OpenOut, Statfs, StatxOut, StatxTime, Time};
 
 /// The body of an answer.
 ///
@@ -19,13 +19,13 @@ pub struct Reply<'a> {
 
 /// The answer to a lookup or creation: the inode that a name leads to, or [none](Self::none).
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Entry {
+pub struct EntryReply {
     /// Node id; 0 for a name that does not exist.
     pub node: u64,
     /// Distinguishes inodes that have the same node id at different times.
     pub generation: u64,
     /// Attributes.
-    pub attr: Attr,
+    pub attr: FuseAttr,
     /// How long the kernel may cache the name.
     pub ttl: Duration,
     /// How long the kernel may cache the attributes.
@@ -43,7 +43,7 @@ pub struct Statx {
     pub attributes_mask: u64,
 }
 
-impl Entry {
+impl EntryReply {
     /// The answer to a lookup of a name that does not exist. The kernel may cache the answer for `ttl`.
     pub fn none(ttl: Duration) -> Self {
         Self { ttl, ..Self::default() }
@@ -52,7 +52,7 @@ impl Entry {
     /// An entry of a listing that has only a name, an inode number and a type (`DT_REG` ...). The kernel takes no
     /// reference to its inode.
     pub fn without_attributes(ino: u64, kind: u32) -> Self {
-        Self { attr: Attr { ino, mode: kind << 12, ..Attr::default() }, ..Self::default() }
+        Self { attr: FuseAttr { ino, mode: kind << 12, ..FuseAttr::default() }, ..Self::default() }
     }
 
     fn wire(&self) -> EntryOut {
@@ -107,12 +107,12 @@ impl<'a> Reply<'a> {
     }
 
     /// Writes an entry.
-    pub fn entry(&mut self, entry: &Entry) {
+    pub fn entry(&mut self, entry: &EntryReply) {
         self.put(&entry.wire());
     }
 
     /// Writes the entry of a file that was created and opened in one request.
-    pub fn created(&mut self, entry: &Entry, handle: u64, open_flags: u32) {
+    pub fn created(&mut self, entry: &EntryReply, handle: u64, open_flags: u32) {
         self.entry(entry);
         self.opened(handle, open_flags);
     }
@@ -123,12 +123,12 @@ impl<'a> Reply<'a> {
     }
 
     /// Writes attributes, and how long the kernel may cache them.
-    pub fn attr(&mut self, ttl: Duration, attr: &Attr) {
+    pub fn attr(&mut self, ttl: Duration, attr: &FuseAttr) {
         self.put(&AttrOut { valid: ttl.as_secs(), valid_nsec: ttl.subsec_nanos(), padding: 0, attr: *attr });
     }
 
     /// Writes attributes, including the attributes that only statx(2) shows, and how long the kernel may cache them.
-    pub fn statx(&mut self, ttl: Duration, attr: &Attr, more: Statx) {
+    pub fn statx(&mut self, ttl: Duration, attr: &FuseAttr, more: Statx) {
         let time = |sec, nsec| StatxTime { sec, nsec, reserved: 0 };
         self.put(&StatxOut {
             valid: ttl.as_secs(),
@@ -148,7 +148,7 @@ impl<'a> Reply<'a> {
             btime: more.btime.into(),
             ctime: time(attr.ctime, attr.ctimensec),
             mtime: time(attr.mtime, attr.mtimensec),
-            // The major and the minor number, taken from the bits of `Attr::rdev`.
+            // The major and the minor number, taken from the bits of `FuseAttr::rdev`.
             rdev: [attr.rdev >> 8 & 0xfff, attr.rdev & 0xff | attr.rdev >> 12 & 0xf_ff00],
             ..StatxOut::default()
         });
@@ -204,7 +204,7 @@ impl<'a> Reply<'a> {
     }
 
     /// Appends a directory entry together with the answer to a lookup of the entry. Returns whether both fit.
-    pub fn dirent_plus(&mut self, entry: &Entry, cookie: u64, name: &[u8]) -> bool {
+    pub fn dirent_plus(&mut self, entry: &EntryReply, cookie: u64, name: &[u8]) -> bool {
         self.dirent_behind(entry.wire().as_bytes(), entry.attr.ino, cookie, entry.attr.mode >> 12 & 15, name)
     }
 

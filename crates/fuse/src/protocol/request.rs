@@ -11,7 +11,7 @@ use super::wire::{InHeader, Setattr, opcode};
 
 /// A request and its caller.
 #[derive(Debug)]
-pub struct Request<'a> {
+pub struct FuseRequest<'a> {
     /// The number of the request.
     pub unique: u64,
     /// The inode that the request is about.
@@ -182,7 +182,7 @@ pub(crate) fn fixed_len(number: u32) -> usize {
     }
 }
 
-impl<'a> Request<'a> {
+impl<'a> FuseRequest<'a> {
     /// Reads a request from its three parts. `None` if a part is too short (P1).
     pub(crate) fn decode(header: &InHeader, fixed: &[u8], rest: &'a [u8]) -> Option<Self> {
         let operation = Operation::decode(header.opcode, fixed, rest)?;
@@ -193,7 +193,7 @@ impl<'a> Request<'a> {
 
 impl<'a> Operation<'a> {
     fn decode(number: u32, fixed: &[u8], rest: &'a [u8]) -> Option<Self> {
-        let mut names = Names(rest);
+        let mut names = RequestStrings(rest);
         Some(match number {
             opcode::LOOKUP => Self::Lookup { name: names.take()? },
             opcode::GETATTR => Self::Getattr,
@@ -302,9 +302,9 @@ fn take<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> Option<T> {
 }
 
 /// Strings that follow each other, each ending in a zero byte.
-struct Names<'a>(&'a [u8]);
+struct RequestStrings<'a>(&'a [u8]);
 
-impl<'a> Names<'a> {
+impl<'a> RequestStrings<'a> {
     fn take(&mut self) -> Option<&'a [u8]> {
         let end = self.0.iter().position(|&byte| byte == 0)?;
         let (name, rest) = self.0.split_at(end);
@@ -328,7 +328,7 @@ mod tests {
             let bytes = [1; 200];
             for len in 0..bytes.len() {
                 let fixed = &bytes[..len.min(fixed_len(number))];
-                let _ = Request::decode(&header, fixed, &bytes[fixed.len()..len]);
+                let _ = FuseRequest::decode(&header, fixed, &bytes[fixed.len()..len]);
                 let _ = forgotten(&header, &bytes[..len]).count();
             }
             let needs_more = !matches!(Operation::decode(number, &[], &[]), None | Some(Operation::Other(_)));

@@ -137,7 +137,7 @@ pub struct Time {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 #[allow(missing_docs, reason = "the fields of stat(2)")]
-pub struct Attr {
+pub struct FuseAttr {
     pub ino: u64,
     pub size: u64,
     pub blocks: u64,
@@ -156,7 +156,7 @@ pub struct Attr {
     pub flags: u32,
 }
 
-impl Attr {
+impl FuseAttr {
     /// Sets the time of the last read.
     pub fn set_atime(&mut self, time: Time) {
         (self.atime, self.atimensec) = (time.sec, time.nsec);
@@ -282,7 +282,7 @@ pub(crate) struct EntryOut {
     pub(crate) attr_valid: u64,
     pub(crate) entry_valid_nsec: u32,
     pub(crate) attr_valid_nsec: u32,
-    pub(crate) attr: Attr,
+    pub(crate) attr: FuseAttr,
 }
 
 /// `struct fuse_attr_out`.
@@ -292,7 +292,7 @@ pub(crate) struct AttrOut {
     pub(crate) valid: u64,
     pub(crate) valid_nsec: u32,
     pub(crate) padding: u32,
-    pub(crate) attr: Attr,
+    pub(crate) attr: FuseAttr,
 }
 
 /// `struct fuse_sx_time`.
@@ -422,7 +422,7 @@ pub(crate) struct InitOut {
 
 const _: () = {
     assert!(size_of::<InHeader>() == 40 && size_of::<OutHeader>() == 16);
-    assert!(size_of::<Attr>() == 88 && size_of::<Setattr>() == 88 && size_of::<Statfs>() == 80);
+    assert!(size_of::<FuseAttr>() == 88 && size_of::<Setattr>() == 88 && size_of::<Statfs>() == 80);
     assert!(size_of::<EntryOut>() == 128 && size_of::<AttrOut>() == 104 && size_of::<OpenOut>() == 16);
     assert!(size_of::<Dirent>() == 24 && size_of::<IoctlOut>() == 16 && size_of::<InvalInode>() == 40);
     assert!(size_of::<InvalEntry>() == 32 && size_of::<StatxOut>() == 32 + 256);

@@ -43,12 +43,12 @@ use rustix::thread::{CapabilitySet, CapabilitySets, CpuSet};
 use ubtrfs_control::{FileId, LocalProcesses, ProcessFile, Processes};
 
 use super::filter;
-use crate::lent_device::Place;
+use crate::lent_device::LentPlace;
 use crate::mount::{self, MountError};
 use crate::mount_table::{self, MountInfo};
 use crate::other_user::MountPoint;
 use crate::remaining_mounts;
-use crate::subtree::{Placed, Placement};
+use crate::subtree::{DetachedMount, PlacedMount};
 
 /// A process that acts for the confined server (X4): it unmounts one mount, claims one block device, moves threads of
 /// the server, and looks up groups, umasks, capabilities and open files of processes.
@@ -133,9 +133,9 @@ const KEPT: CapabilitySet = CapabilitySet::SYS_ADMIN
 impl PrivilegedHelper {
     /// Starts the process; `command` must run a program that calls [`serve_unmounts`]. With `placement`, the process puts
     /// the mount on its directory, and gets the path of its subvolume with the option `--subtree`.
-    pub fn start(mut command: Command, placement: Option<Placement>) -> io::Result<Self> {
+    pub fn start(mut command: Command, placement: Option<DetachedMount>) -> io::Result<Self> {
         let stderr = match placement {
-            Some(Placement { top, path, .. }) => {
+            Some(DetachedMount { top, path, .. }) => {
                 let mut option = OsString::from("--subtree=");
                 option.push(OsStr::from_bytes(&path));
                 command.arg(option);
@@ -329,7 +329,7 @@ pub fn serve_unmounts(device: &Path, dir: &Path, subtree: Option<&OsStr>) {
         Some(Ok(placed)) => Some(Ok(placed)),
         None => None,
     };
-    let Some(mut helper) = Helper::new(device, dir, placed) else { return };
+    let Some(mut helper) = HelperState::new(device, dir, placed) else { return };
     let (mut ask, mut answer) = (io::stdin().lock(), io::stdout().lock());
     let mut kind = [0];
     let mut numbers = [[0; 4]; 3];
@@ -350,19 +350,19 @@ enum PlaceError {
 }
 
 /// Puts the mount that is standard error on its directory.
-fn place(path: &OsStr, dir: &Path) -> Result<Placed, PlaceError> {
+fn place(path: &OsStr, dir: &Path) -> Result<PlacedMount, PlaceError> {
     // The kernel takes a mount apart that is on no directory when its first open file is closed, so another open does not
     // keep it.
     let top = io::stderr().as_fd().try_clone_to_owned();
     let null = rustix::fs::open("/dev/null", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
     null.and_then(rustix::stdio::dup2_stderr).map_err(|_| PlaceError::StillOpen)?;
     let top = top.map_err(PlaceError::Failed)?;
-    Placement { top, path: path.as_bytes().to_vec(), dir: dir.to_owned() }.place().map_err(PlaceError::Failed)
+    DetachedMount { top, path: path.as_bytes().to_vec(), dir: dir.to_owned() }.place().map_err(PlaceError::Failed)
 }
 
 /// The state of the helper process.
 #[derive(Debug)]
-struct Helper {
+struct HelperState {
     device: PathBuf,
     /// The number of the device, if it is a block device.
     rdev: Option<u64>,
@@ -371,7 +371,7 @@ struct Helper {
     is_limited: bool,
     filesystem: Option<OwnFilesystem>,
     /// The mount that this process put on its directory, until the server is told.
-    placed: Option<Result<Placed, Errno>>,
+    placed: Option<Result<PlacedMount, Errno>>,
     /// The claim of the device, or the mount that has it.
     taken: Option<std::fs::File>,
 }
@@ -382,7 +382,7 @@ struct OwnFilesystem {
     /// The number of the filesystem (`st_dev`).
     device: u64,
     /// The mounts that were there when the helper looked last.
-    known: Vec<Placed>,
+    known: Vec<PlacedMount>,
 }
 
 /// The mounts of the filesystem that the helper finds.
@@ -395,9 +395,9 @@ enum Seen {
     Nothing,
 }
 
-impl Helper {
+impl HelperState {
     /// Gives up what the process does not need (H5).
-    fn new(device: &Path, dir: &Path, placed: Option<Result<Placed, Errno>>) -> Option<Self> {
+    fn new(device: &Path, dir: &Path, placed: Option<Result<PlacedMount, Errno>>) -> Option<Self> {
         let rdev = std::fs::metadata(device).ok().map(|meta| meta.rdev()).filter(|rdev| *rdev != 0);
         let (device, dir, server) = (device.to_owned(), dir.to_owned(), rustix::process::getppid()?);
         let is_limited = !mount::is_root() || limit().is_ok();
@@ -454,7 +454,7 @@ impl Helper {
         }
         let found = mount_table::find_mount(&self.dir).filter(MountInfo::is_of_ubtrfs);
         let Some((id, device)) = found.and_then(|found| Some((found.id, found.device_number()?))) else { return NO };
-        let placed = Placed { id, unique: mount_table::unique_id(&self.dir), device };
+        let placed = PlacedMount { id, unique: mount_table::unique_id(&self.dir), device };
         self.filesystem = Some(OwnFilesystem { device, known: vec![placed] });
         self.agreed()
     }
@@ -508,7 +508,7 @@ impl Helper {
 
     fn take_device(&mut self, rdev: u64) -> bool {
         if self.taken.is_none() && self.rdev == Some(rdev) {
-            let place = Place { device: self.device.clone(), rdev };
+            let place = LentPlace { device: self.device.clone(), rdev };
             self.taken = place.take().ok();
         }
         self.taken.is_some() && self.rdev == Some(rdev)
@@ -536,7 +536,7 @@ impl OwnFilesystem {
             let known = self.known.iter().find(|known| known.id == mount.id).and_then(|known| known.unique);
             let unique = unique(mount).or(known);
             // Without its unique number, a mount could be taken for a later one with its number.
-            (unique.is_some() || self.known.iter().all(|known| known.unique.is_none())).then_some(Placed {
+            (unique.is_some() || self.known.iter().all(|known| known.unique.is_none())).then_some(PlacedMount {
                 id: mount.id,
                 unique,
                 device: self.device,

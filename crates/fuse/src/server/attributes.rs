@@ -5,10 +5,10 @@ use ubtrfs_fs::{Attr, InodeId, Result, SetAttr, SetTime, mode};
 use super::Server;
 use crate::attr::{present_time, set_time, timespec};
 use crate::caller::caller;
-use crate::protocol::{Reply, Request, Setattr};
+use crate::protocol::{FuseRequest, Reply, Setattr};
 
 impl Server {
-    pub(super) fn setattr(&self, req: &Request<'_>, wire: &Setattr, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn setattr(&self, req: &FuseRequest<'_>, wire: &Setattr, reply: &mut Reply<'_>) -> Result<()> {
         self.activity.note_change();
         // ftruncate to the same size changes the times; truncate does not.
         let touched = (wire.size().is_some() && wire.is_by_handle()).then_some(SetTime::Now);
@@ -58,7 +58,7 @@ impl Server {
     /// not the owner. So nothing changes if the file has set-id bits and the caller is neither the owner nor
     /// privileged. Before a write to a file with capabilities, the kernel sends such a chown too
     /// ([`crate::caller::RemovedCapability`]), which keeps the set-id bits if the caller may keep them.
-    fn chown_to_nobody(&self, req: &Request<'_>, id: InodeId) -> Result<Attr> {
+    fn chown_to_nobody(&self, req: &FuseRequest<'_>, id: InodeId) -> Result<Attr> {
         let attr = self.fs.getattr(id)?;
         let has_bits = !attr.is_dir() && attr.mode & (mode::SETUID | mode::SETGID) != 0;
         let is_write = self.removed_capability.precedes(req) && self.groups.may_keep_set_id(req);
@@ -75,7 +75,7 @@ impl Server {
 
     /// Clears set-user-id of a file whose content changed, and set-group-id unless `without_set_id` keeps it. The
     /// kernel has found that the caller may not keep these bits.
-    pub(super) fn clear_suid_sgid(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
+    pub(super) fn clear_suid_sgid(&self, req: &FuseRequest<'_>, id: InodeId) -> Result<()> {
         let attr = self.fs.getattr(id)?;
         self.keep_of_mode(id, &attr, self.groups.mode_after_change(req, attr.mode, attr.gid))
     }
@@ -83,7 +83,7 @@ impl Server {
     /// Removes the capability ([`Self::drop_capability`]), and clears set-user-id and set-group-id like
     /// [`Self::clear_suid_sgid`], after a content change for which the kernel does not tell whether the caller may keep
     /// these bits.
-    pub(super) fn content_changed(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
+    pub(super) fn content_changed(&self, req: &FuseRequest<'_>, id: InodeId) -> Result<()> {
         self.drop_capability(id, false)?;
         let attr = self.fs.getattr(id)?;
         if attr.mode & (mode::SETUID | mode::SETGID) == 0 || self.groups.may_keep_set_id(req) {

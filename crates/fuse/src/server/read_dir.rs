@@ -5,7 +5,7 @@ use ubtrfs_fs::{InodeId, Result};
 
 use super::Server;
 use crate::attr::entry_kind;
-use crate::protocol::{Entry, Reply, Request};
+use crate::protocol::{EntryReply, FuseRequest, Reply};
 
 impl Server {
     pub(super) fn readdir(&self, node: u64, offset: u64, reply: &mut Reply<'_>) -> Result<()> {
@@ -34,7 +34,7 @@ impl Server {
 
     /// Fills a readdirplus answer. An entry has only its name if the caller does not use attributes
     /// ([`crate::listing`]), or if they cannot be read, because the inode is damaged or was just removed.
-    pub(super) fn fill_plus(&self, req: &Request<'_>, offset: u64, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn fill_plus(&self, req: &FuseRequest<'_>, offset: u64, reply: &mut Reply<'_>) -> Result<()> {
         let node = req.node;
         let dir = self.id(node)?;
         let end = self.dir_end(dir, node, offset)?;
@@ -54,7 +54,7 @@ impl Server {
             let plus = match &found {
                 Some(Ok(attr)) => self.entry(attr),
                 Some(Err(_)) | None => {
-                    Entry::without_attributes(self.nodes.st_ino(entry.id), entry_kind(entry.file_type))
+                    EntryReply::without_attributes(self.nodes.st_ino(entry.id), entry_kind(entry.file_type))
                 }
             };
             if let Some(Err(error)) = &found {

@@ -8,16 +8,16 @@ use std::time::Duration;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::placement::{Joined, Share};
-use super::{Handler, Place, Shared, ThreadCounts, answer, forget, spawn};
+use super::placement::{JoinedThread, RequestShare};
+use super::{Handler, ThreadCounts, TransportState, WorkerPlace, answer, forget, spawn};
 use crate::protocol::{InHeader, OutHeader, Reply, fixed_len, opcode};
 
 /// Starts the threads that read /dev/fuse.
-pub(super) fn start<H: Handler>(shared: &Arc<Shared<H>>, nr_threads: usize) -> io::Result<()> {
+pub(super) fn start<H: Handler>(shared: &Arc<TransportState<H>>, nr_threads: usize) -> io::Result<()> {
     (0..nr_threads).try_for_each(|_| start_one(shared))
 }
 
-fn start_one<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<()> {
+fn start_one<H: Handler>(shared: &Arc<TransportState<H>>) -> io::Result<()> {
     spawn(shared, "fuse", |shared| {
         let counts = shared.counts.of_thread();
         // In a connection with rings, only FORGET requests arrive here.
@@ -30,7 +30,11 @@ fn start_one<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<()> {
     })
 }
 
-fn work<H: Handler>(shared: &Arc<Shared<H>>, counts: &ThreadCounts, joined: Option<&Joined<'_>>) -> io::Result<()> {
+fn work<H: Handler>(
+    shared: &Arc<TransportState<H>>,
+    counts: &ThreadCounts,
+    joined: Option<&JoinedThread<'_>>,
+) -> io::Result<()> {
     let mut request = vec![0; buffer_len(shared.max_write)];
     let mut body = vec![0; buffer_len(shared.max_write)];
     let grow = || start_one(shared).is_ok();
@@ -39,8 +43,8 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, counts: &ThreadCounts, joined: Opti
         (false, Some(joined)) => joined.step_back(),
         (_, None) => {}
     };
-    let place = Place { pool: &shared.dev, grow: &grow, roam: &roam };
-    let mut share = Share::default();
+    let place = WorkerPlace { pool: &shared.dev, grow: &grow, roam: &roam };
+    let mut share = RequestShare::default();
     loop {
         let len = match read(shared.device.as_fd(), &mut request) {
             Ok(len) => len,

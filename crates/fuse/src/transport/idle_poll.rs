@@ -46,7 +46,7 @@ pub(super) struct IdlePoll {
 
 /// The reason why the thread stopped spinning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ended {
+enum SpinEnd {
     Quiet,
     Crowded,
     /// The time that the thread may spin is used up (P3).
@@ -126,12 +126,12 @@ impl IdlePoll {
                 budget.spend(started.elapsed());
             }
             match ended {
-                Ended::Quiet => {}
+                SpinEnd::Quiet => {}
                 // Park instead of sleeping, so that `stop` can wake this thread: closing the connection waits until
                 // this thread has ended.
-                Ended::Crowded => std::thread::park_timeout(REST),
-                Ended::Spent => std::thread::park_timeout(SAVED_MAX),
-                Ended::Stopped => return,
+                SpinEnd::Crowded => std::thread::park_timeout(REST),
+                SpinEnd::Spent => std::thread::park_timeout(SAVED_MAX),
+                SpinEnd::Stopped => return,
             }
         }
     }
@@ -153,7 +153,7 @@ impl IdlePoll {
     }
 
     /// Spins for at most `limit`.
-    fn turn(&self, limit: Duration) -> Ended {
+    fn turn(&self, limit: Duration) -> SpinEnd {
         let mut nr_seen = self.nr_requests.load(Ordering::Relaxed);
         let mut last_look = Instant::now();
         let started = last_look;
@@ -166,13 +166,13 @@ impl IdlePoll {
                 (nr_seen, last_request) = (nr, now);
             }
             if self.stopped.load(Ordering::Acquire) {
-                return Ended::Stopped;
+                return SpinEnd::Stopped;
             } else if now - last_look > CROWDED {
-                return Ended::Crowded;
+                return SpinEnd::Crowded;
             } else if now - last_request > QUIET {
-                return Ended::Quiet;
+                return SpinEnd::Quiet;
             } else if now - started > limit {
-                return Ended::Spent;
+                return SpinEnd::Spent;
             }
             last_look = now;
         }
@@ -261,11 +261,11 @@ mod tests {
             while poll.asleep.load(Ordering::Relaxed) {
                 poll.note_request();
             }
-            assert_ne!(waits.join().unwrap(), Ended::Stopped);
+            assert_ne!(waits.join().unwrap(), SpinEnd::Stopped);
         });
         poll.stop();
         poll.wait_for_burst();
-        assert_eq!(poll.turn(Duration::MAX), Ended::Stopped);
+        assert_eq!(poll.turn(Duration::MAX), SpinEnd::Stopped);
     }
     #[test]
     fn a_share_of_the_time_may_be_spent() {
@@ -278,7 +278,7 @@ mod tests {
         let poll = IdlePoll::default();
         poll.nr_requests.store(1, Ordering::Relaxed);
         let spun = Instant::now();
-        assert!(matches!(poll.turn(Duration::from_micros(200)), Ended::Spent | Ended::Crowded));
+        assert!(matches!(poll.turn(Duration::from_micros(200)), SpinEnd::Spent | SpinEnd::Crowded));
         assert!(spun.elapsed() >= Duration::from_micros(200) || cfg!(miri));
     }
 

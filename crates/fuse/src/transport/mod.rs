@@ -11,7 +11,7 @@
 //!
 //! Invariants:
 //! - T1. Every request that needs an answer gets one, from the thread that received it. A handler that waits steps
-//!   [aside](Place::aside), so that another thread receives requests.
+//!   [aside](WorkerPlace::aside), so that another thread receives requests.
 //! - T2. The server announces rings to the kernel only after it has made them: after the announcement, the kernel holds
 //!   back all requests until each queue has a ring.
 
@@ -35,23 +35,23 @@ use rustix::thread::CpuSet;
 use zerocopy::IntoBytes;
 
 use crate::protocol::{
-    Features, InHeader, InvalEntry, InvalInode, Limits, MAJOR, Offer, OutHeader, Reply, Request, answer_init,
+    Features, FuseRequest, InHeader, InitLimits, InvalEntry, InvalInode, MAJOR, Offer, OutHeader, Reply, answer_init,
     forgotten, opcode,
 };
 pub use counts::RequestCounts;
 use counts::ThreadCounts;
 use idle_poll::IdlePoll;
 pub use idle_poll::IdlePolling;
-pub use placement::Mover;
-use placement::Placement;
+pub use placement::ThreadMover;
+use placement::ThreadPlacement;
 pub(crate) use placement::set_affinity;
-pub use worker_pool::Place;
+pub use worker_pool::WorkerPlace;
 use worker_pool::WorkerPool;
 
 /// Answers requests. Many threads call the handler at once. A handler must not panic.
 pub trait Handler: Send + Sync + 'static {
     /// Writes the answer, or returns the error to answer with.
-    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, place: &Place<'_>) -> Result<(), Errno>;
+    fn handle(&self, request: &FuseRequest<'_>, reply: &mut Reply<'_>, place: &WorkerPlace<'_>) -> Result<(), Errno>;
 
     /// Handles FORGET: the kernel gives back `count` references to a node.
     fn forget(&self, node: u64, count: u64);
@@ -62,8 +62,8 @@ pub trait Handler: Send + Sync + 'static {
     }
 
     /// Moves other threads of this process to other processors.
-    fn mover(&self) -> Mover {
-        Mover::default()
+    fn mover(&self) -> ThreadMover {
+        ThreadMover::default()
     }
 
     /// Handles DESTROY, the kernel's last request. In umount(2) of a `fuseblk` mount, the kernel waits for the answer.
@@ -90,7 +90,7 @@ pub struct Config {
     /// Features that the handler uses; the transport adds its own.
     pub features: Features,
     /// Limits on request sizes and on requests in flight.
-    pub limits: Limits,
+    pub limits: InitLimits,
     /// How requests arrive.
     pub transport: Transport,
     /// Threads that take requests from /dev/fuse; 0 for the default.
@@ -108,15 +108,15 @@ pub struct Connection {
     nr_threads: usize,
     idle_poll: IdlePolling,
     counts: RequestCounts,
-    ended: (Sender<Ended>, Receiver<Ended>),
+    ended: (Sender<ServingResult>, Receiver<ServingResult>),
 }
 
 /// The result of a thread that served requests; `None` if the session is to end.
-type Ended = Option<io::Result<()>>;
+type ServingResult = Option<io::Result<()>>;
 
 /// Ends a session whose mount this process cannot unmount.
 #[derive(Clone, Debug)]
-pub(crate) struct SessionEnd(Sender<Ended>);
+pub(crate) struct SessionEnd(Sender<ServingResult>);
 
 impl SessionEnd {
     /// Makes [`Connection::serve`] return. The kernel's connection ends with this process.
@@ -186,14 +186,14 @@ impl Connection {
         };
         let (polling, nr_queues) = (self.idle_poll, places.nr_queues);
         let mover = handler.mover();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(TransportState {
             device: self.device,
             handler,
             max_write: self.max_write,
             dev: WorkerPool::new(nr_dev_threads),
             queues: (0..places.nr_queues).map(|_| WorkerPool::new(places.nr_in_queue)).collect(),
             processors: places.processors,
-            placement: Placement::new(mover),
+            placement: ThreadPlacement::new(mover),
             polls_for_lone_client: polling == IdlePolling::Auto && nr_queues == 0,
             idle_poll: IdlePoll::default(),
             counts: self.counts,
@@ -227,7 +227,7 @@ impl Connection {
 }
 
 /// State that the threads of a connection share.
-struct Shared<H> {
+struct TransportState<H> {
     device: Arc<OwnedFd>,
     handler: H,
     max_write: usize,
@@ -237,24 +237,24 @@ struct Shared<H> {
     queues: Vec<WorkerPool>,
     /// Processors that this process may run on.
     processors: Option<CpuSet>,
-    placement: Placement,
+    placement: ThreadPlacement,
     /// Whether only requests of a lone client keep a processor awake.
     polls_for_lone_client: bool,
     idle_poll: IdlePoll,
     counts: RequestCounts,
     nr_live: AtomicUsize,
-    ended: Mutex<Sender<Ended>>,
+    ended: Mutex<Sender<ServingResult>>,
 }
 
 /// Starts a thread, whose result goes to [`wait_for_all`].
 fn spawn<H: Handler>(
-    shared: &Arc<Shared<H>>,
+    shared: &Arc<TransportState<H>>,
     name: &str,
-    work: impl FnOnce(&Arc<Shared<H>>) -> io::Result<()> + Send + 'static,
+    work: impl FnOnce(&Arc<TransportState<H>>) -> io::Result<()> + Send + 'static,
 ) -> io::Result<()> {
     /// Sends the thread's result when dropped, so also after a panic.
-    struct Report(Sender<Ended>, io::Result<()>);
-    impl Drop for Report {
+    struct ResultSender(Sender<ServingResult>, io::Result<()>);
+    impl Drop for ResultSender {
         fn drop(&mut self) {
             let _ = self.0.send(Some(std::mem::replace(&mut self.1, Ok(()))));
         }
@@ -262,7 +262,7 @@ fn spawn<H: Handler>(
     let (own, ended) = (Arc::clone(shared), shared.ended.lock().clone());
     shared.nr_live.fetch_add(1, Ordering::AcqRel);
     let started = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-        let mut report = Report(ended, Err(io::Error::other("a thread that serves requests panicked")));
+        let mut report = ResultSender(ended, Err(io::Error::other("a thread that serves requests panicked")));
         let result = work(&own);
         // Drop this thread's reference to the shared state before the result is sent, because afterwards only the
         // session may hold the handler.
@@ -276,7 +276,7 @@ fn spawn<H: Handler>(
     Ok(())
 }
 
-fn wait_for_all<H>(shared: &Shared<H>, results: &Receiver<Ended>) -> io::Result<()> {
+fn wait_for_all<H>(shared: &TransportState<H>, results: &Receiver<ServingResult>) -> io::Result<()> {
     while let Ok(result) = results.recv() {
         let Some(result) = result else { return Ok(()) };
         result?;
@@ -299,11 +299,11 @@ pub(crate) fn processor_of(thread: u32) -> Option<usize> {
 
 /// Handles a request. Returns 0 or a negative errno.
 fn answer<H: Handler>(
-    shared: &Shared<H>,
+    shared: &TransportState<H>,
     header: &InHeader,
     parts: (&[u8], &[u8]),
     reply: &mut Reply<'_>,
-    (place, counts): (&Place<'_>, &ThreadCounts),
+    (place, counts): (&WorkerPlace<'_>, &ThreadCounts),
 ) -> i32 {
     if !shared.polls_for_lone_client || shared.placement.is_gathered() {
         shared.idle_poll.note_request();
@@ -315,17 +315,17 @@ fn answer<H: Handler>(
 }
 
 fn answer_uncounted<H: Handler>(
-    shared: &Shared<H>,
+    shared: &TransportState<H>,
     header: &InHeader,
     (fixed, rest): (&[u8], &[u8]),
     reply: &mut Reply<'_>,
-    place: &Place<'_>,
+    place: &WorkerPlace<'_>,
 ) -> i32 {
     if header.opcode == opcode::DESTROY {
         shared.handler.destroy();
         return 0;
     }
-    let done = match Request::decode(header, fixed, rest) {
+    let done = match FuseRequest::decode(header, fixed, rest) {
         Some(request) => shared.handler.handle(&request, reply, place),
         None => Err(Errno::IO),
     };

@@ -44,12 +44,12 @@ use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_getcpu, sched_seta
 
 /// Lets another thread of this process run only on the given processors.
 #[derive(Clone)]
-pub struct Mover(Arc<Moves>);
+pub struct ThreadMover(Arc<MoveThread>);
 
 /// Returns whether the thread runs there.
-type Moves = dyn Fn(Pid, &CpuSet) -> bool + Send + Sync;
+type MoveThread = dyn Fn(Pid, &CpuSet) -> bool + Send + Sync;
 
-impl Mover {
+impl ThreadMover {
     /// Makes a mover of a function that moves the threads of this process.
     pub fn new(moves: impl Fn(Pid, &CpuSet) -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(moves))
@@ -64,21 +64,21 @@ impl Mover {
     }
 }
 
-impl Default for Mover {
+impl Default for ThreadMover {
     fn default() -> Self {
         Self::new(|thread, processors| set_affinity(Some(thread), processors))
     }
 }
 
-impl Debug for Mover {
+impl Debug for ThreadMover {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str("Mover")
+        f.write_str("ThreadMover")
     }
 }
 
 /// The places of the threads of one connection.
 #[derive(Debug)]
-pub(super) struct Placement {
+pub(super) struct ThreadPlacement {
     /// The thread that serves the connection (L5).
     serving: Pid,
     nr_requests: AtomicU64,
@@ -86,17 +86,17 @@ pub(super) struct Placement {
     client: AtomicU32,
     /// The shares of requests of this window that came from another client than the one before, or from several.
     nr_mixed: AtomicU32,
-    state: Mutex<State>,
+    state: Mutex<PlacementState>,
     /// Whether the threads are gathered; read without the lock.
     is_gathered: AtomicBool,
-    mover: Mover,
-    /// The thread that runs [`Placement::watch`]. Without it, threads are never gathered.
+    mover: ThreadMover,
+    /// The thread that runs [`ThreadPlacement::watch`]. Without it, threads are never gathered.
     watcher: OnceLock<Thread>,
     stopped: AtomicBool,
 }
 
 #[derive(Debug)]
-struct State {
+struct PlacementState {
     judge: Judge,
     /// The number of the last window whose end was seen.
     window: u64,
@@ -107,14 +107,14 @@ struct State {
     /// How long the threads had waited for processors at the end of the last long window.
     waited: Duration,
     /// The threads that are not aside.
-    threads: Vec<Member>,
+    threads: Vec<PlacedThread>,
     /// The processor on which the threads are gathered.
     gathered: Option<CpuSet>,
 }
 
 /// A thread that reads /dev/fuse.
 #[derive(Clone, Copy, Debug)]
-struct Member {
+struct PlacedThread {
     thread: Pid,
     /// The processors that this server chose last for the thread. After a change of the process's cpuset, Linux restores
     /// this choice as far as the cpuset allows.
@@ -125,7 +125,7 @@ struct Member {
 
 /// Requests that a thread has counted, but not yet added to the counts of all threads.
 #[derive(Debug, Default)]
-pub(super) struct Share {
+pub(super) struct RequestShare {
     nr_requests: u64,
     /// Those that do not come from the kernel itself.
     nr_of_clients: u64,
@@ -135,7 +135,7 @@ pub(super) struct Share {
 
 /// Where the threads run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
+enum PlacementMode {
     Spread,
     Gathered,
 }
@@ -143,15 +143,15 @@ enum Mode {
 /// Decides on the mode of each window from the times of earlier ones.
 #[derive(Debug)]
 struct Judge {
-    phase: Phase,
+    phase: TrialPhase,
     /// The mode that won the last trial.
-    winner: Mode,
+    winner: PlacementMode,
     /// How many windows the next winner stays.
     stay: u32,
 }
 
 #[derive(Debug)]
-enum Phase {
+enum TrialPhase {
     Idle,
     /// The times of the windows so far: two gathered and two spread windows in turn.
     Trial(Vec<Duration>),
@@ -164,11 +164,12 @@ enum Phase {
     },
 }
 
-impl Placement {
-    /// Makes a placement for threads that call [`Placement::join`]. Must be called on the thread that serves (L5).
-    pub(super) fn new(mover: Mover) -> Self {
-        let state = State {
-            judge: Judge { phase: Phase::Idle, winner: Mode::Spread, stay: 0 },
+impl ThreadPlacement {
+    /// Makes a placement for threads that call [`ThreadPlacement::join`]. Must be called on the thread that serves
+    /// (L5).
+    pub(super) fn new(mover: ThreadMover) -> Self {
+        let state = PlacementState {
+            judge: Judge { phase: TrialPhase::Idle, winner: PlacementMode::Spread, stay: 0 },
             window: 0,
             began: Instant::now(),
             is_in_place: false,
@@ -193,7 +194,7 @@ impl Placement {
     /// the processor of the client, and `waited` how long all threads have waited for processors so far.
     pub(super) fn note_request(
         &self,
-        own: &mut Share,
+        own: &mut RequestShare,
         client: u32,
         of_client: impl FnOnce() -> Option<usize>,
         waited: impl FnOnce() -> Duration,
@@ -225,7 +226,7 @@ impl Placement {
 
     /// Adds the calling thread, which has just started, until the result is dropped. The thread that started it may
     /// have been moved, so its processors may be too few.
-    pub(super) fn join(&self) -> Joined<'_> {
+    pub(super) fn join(&self) -> JoinedThread<'_> {
         let thread = gettid();
         let mut state = self.state.lock();
         if let (Some(allowed), Ok(current)) = (self.allowed(), sched_getaffinity(None))
@@ -235,12 +236,12 @@ impl Placement {
         }
         let member = self.placed(thread, state.gathered);
         state.threads.push(member);
-        Joined { placement: self, thread }
+        JoinedThread { placement: self, thread }
     }
 
     /// A thread that has the processors of the process; it goes where the others are gathered.
-    fn placed(&self, thread: Pid, gathered: Option<CpuSet>) -> Member {
-        let mut member = Member { thread, chosen: None, is_moved: false };
+    fn placed(&self, thread: Pid, gathered: Option<CpuSet>) -> PlacedThread {
+        let mut member = PlacedThread { thread, chosen: None, is_moved: false };
         if let (Some(place), Some(allowed)) = (gathered, self.allowed()) {
             member.gather(&place, &allowed, &self.mover);
         }
@@ -252,8 +253,8 @@ impl Placement {
         self.is_gathered.load(Ordering::Relaxed)
     }
 
-    /// Spreads the threads when requests have stopped (L1), until [`Placement::stop`]. Only one thread may run this
-    /// method; threads are gathered only after [`Placement::started`].
+    /// Spreads the threads when requests have stopped (L1), until [`ThreadPlacement::stop`]. Only one thread may run
+    /// this method; threads are gathered only after [`ThreadPlacement::started`].
     pub(super) fn watch(&self) {
         while !self.stopped.load(Ordering::Acquire) {
             let mut state = self.state.lock();
@@ -262,7 +263,7 @@ impl Placement {
                 drop(state);
                 std::thread::park();
             } else if since > QUIET {
-                state.judge.phase = Phase::Idle;
+                state.judge.phase = TrialPhase::Idle;
                 self.spread(&mut state);
             } else {
                 drop(state);
@@ -271,13 +272,13 @@ impl Placement {
         }
     }
 
-    /// Remembers `thread`, which runs [`Placement::watch`]. Must be called on the thread that later calls
-    /// [`Placement::stop`].
+    /// Remembers `thread`, which runs [`ThreadPlacement::watch`]. Must be called on the thread that later calls
+    /// [`ThreadPlacement::stop`].
     pub(super) fn started(&self, thread: &Thread) {
         let _ = self.watcher.set(thread.clone());
     }
 
-    /// Ends [`Placement::watch`].
+    /// Ends [`ThreadPlacement::watch`].
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         if let Some(thread) = self.watcher.get() {
@@ -316,10 +317,10 @@ impl Placement {
         }
         (state.window, state.began, state.is_in_place) = (window, now, true);
         match state.judge.mode() {
-            Mode::Spread => return self.spread(&mut state),
+            PlacementMode::Spread => return self.spread(&mut state),
             // Finding the client takes some time.
-            Mode::Gathered if state.gathered.is_some() && !state.judge.should_look() => return,
-            Mode::Gathered => {}
+            PlacementMode::Gathered if state.gathered.is_some() && !state.judge.should_look() => return,
+            PlacementMode::Gathered => {}
         }
         // L2: if the lock is busy below, the threads are not in place.
         state.is_in_place = false;
@@ -327,14 +328,14 @@ impl Placement {
         // L3: without the lock.
         let processor = of_client().or_else(|| Some(sched_getcpu())).filter(|nr| *nr < CpuSet::MAX_CPU);
         let Some(mut state) = self.state.try_lock().filter(|state| state.window == window) else { return };
-        if state.judge.mode() == Mode::Gathered {
+        if state.judge.mode() == PlacementMode::Gathered {
             self.gather(&mut state, processor);
             (state.began, state.is_in_place) = (Instant::now(), true);
         }
     }
 
     /// Gathers the threads on a processor, if the process may use it and another one.
-    fn gather(&self, state: &mut State, processor: Option<usize>) {
+    fn gather(&self, state: &mut PlacementState, processor: Option<usize>) {
         let Some(allowed) = self.allowed().filter(|allowed| allowed.count() > 1) else {
             return self.spread(state);
         };
@@ -355,7 +356,7 @@ impl Placement {
         }
     }
 
-    fn spread(&self, state: &mut State) {
+    fn spread(&self, state: &mut PlacementState) {
         if state.gathered.take().is_some() {
             self.is_gathered.store(false, Ordering::Relaxed);
             let allowed = self.allowed();
@@ -364,14 +365,14 @@ impl Placement {
     }
 }
 
-/// A thread that [joined](Placement::join); it leaves when this is dropped.
+/// A thread that [joined](ThreadPlacement::join); it leaves when this is dropped.
 #[derive(Debug)]
-pub(super) struct Joined<'a> {
-    placement: &'a Placement,
+pub(super) struct JoinedThread<'a> {
+    placement: &'a ThreadPlacement,
     thread: Pid,
 }
 
-impl Joined<'_> {
+impl JoinedThread<'_> {
     /// Lets the thread run everywhere while it is aside (L4).
     pub(super) fn step_aside(&self) {
         let mut state = self.placement.state.lock();
@@ -392,22 +393,22 @@ impl Joined<'_> {
     }
 }
 
-impl Drop for Joined<'_> {
+impl Drop for JoinedThread<'_> {
     fn drop(&mut self) {
         self.step_aside();
     }
 }
 
-impl Member {
+impl PlacedThread {
     /// Moves the thread to `place`, unless another program has chosen its processors (L5).
-    fn gather(&mut self, place: &CpuSet, allowed: &CpuSet, mover: &Mover) {
+    fn gather(&mut self, place: &CpuSet, allowed: &CpuSet, mover: &ThreadMover) {
         let current = sched_getaffinity(Some(self.thread)).ok();
         let is_ours = current.is_some() && (current == Some(*allowed) || current == self.chosen);
         self.is_moved = is_ours && self.choose(place, mover);
     }
 
     /// Takes the move back, unless another program has chosen the thread's processors meanwhile (L5).
-    fn spread(&mut self, allowed: Option<&CpuSet>, mover: &Mover) {
+    fn spread(&mut self, allowed: Option<&CpuSet>, mover: &ThreadMover) {
         if let (true, Some(allowed)) = (std::mem::take(&mut self.is_moved), allowed)
             && sched_getaffinity(Some(self.thread)).ok().is_some_and(|current| Some(current) == self.chosen)
         {
@@ -415,7 +416,7 @@ impl Member {
         }
     }
 
-    fn choose(&mut self, processors: &CpuSet, mover: &Mover) -> bool {
+    fn choose(&mut self, processors: &CpuSet, mover: &ThreadMover) -> bool {
         let is_done = mover.set_affinity(self.thread, processors);
         if is_done {
             self.chosen = Some(*processors);
@@ -435,65 +436,65 @@ impl Judge {
     /// Learns the time of a window, whether one client made nearly all of its requests, and whether it was crowded (L6).
     fn note(&mut self, took: Duration, is_lone: bool, is_crowded: bool) {
         if !is_lone || took > SPARSE && !is_crowded {
-            self.phase = Phase::Idle;
+            self.phase = TrialPhase::Idle;
             return;
         }
-        if is_crowded && matches!(self.phase, Phase::Idle) {
-            self.winner = Mode::Gathered;
-            self.phase = Phase::Stay { left: STAY_CROWDED, usual: took, nr_slow: 0 };
+        if is_crowded && matches!(self.phase, TrialPhase::Idle) {
+            self.winner = PlacementMode::Gathered;
+            self.phase = TrialPhase::Stay { left: STAY_CROWDED, usual: took, nr_slow: 0 };
             return;
         }
         match &mut self.phase {
-            Phase::Idle => self.phase = Phase::Trial(Vec::with_capacity(NR_TRIALS)),
-            Phase::Trial(times) => {
+            TrialPhase::Idle => self.phase = TrialPhase::Trial(Vec::with_capacity(NR_TRIALS)),
+            TrialPhase::Trial(times) => {
                 times.push(took);
                 if times.len() == NR_TRIALS || is_clear(times) {
                     self.decide();
                 }
             }
-            Phase::Stay { left, usual, nr_slow } => {
+            TrialPhase::Stay { left, usual, nr_slow } => {
                 *nr_slow = if took > *usual * 3 / 2 { *nr_slow + 1 } else { 0 };
                 *left = left.saturating_sub(1);
                 if *nr_slow >= NR_SLOW {
                     self.stay = self.winner.stay_min();
                 }
                 if *left == 0 || *nr_slow >= NR_SLOW {
-                    self.phase = Phase::Trial(Vec::with_capacity(NR_TRIALS));
+                    self.phase = TrialPhase::Trial(Vec::with_capacity(NR_TRIALS));
                 }
             }
         }
     }
 
     /// The mode of the running window.
-    fn mode(&self) -> Mode {
+    fn mode(&self) -> PlacementMode {
         match &self.phase {
-            Phase::Idle => Mode::Spread,
-            Phase::Trial(times) => [Mode::Gathered, Mode::Spread][times.len() / 2 % 2],
-            Phase::Stay { .. } => self.winner,
+            TrialPhase::Idle => PlacementMode::Spread,
+            TrialPhase::Trial(times) => [PlacementMode::Gathered, PlacementMode::Spread][times.len() / 2 % 2],
+            TrialPhase::Stay { .. } => self.winner,
         }
     }
 
     /// Whether the client may run elsewhere by now (L3): after a slow window, and now and then.
     fn should_look(&self) -> bool {
         match &self.phase {
-            Phase::Stay { left, nr_slow, .. } => *nr_slow > 0 || left.is_multiple_of(LOOK),
+            TrialPhase::Stay { left, nr_slow, .. } => *nr_slow > 0 || left.is_multiple_of(LOOK),
             _ => true,
         }
     }
 
     /// Ends a trial. Compares the fastest windows, because any window may be slow for other reasons (L2).
     fn decide(&mut self) {
-        let Phase::Trial(times) = &self.phase else { return };
+        let TrialPhase::Trial(times) = &self.phase else { return };
         let [gathered, spread] =
             [1, 3].map(|first| times.iter().skip(first).step_by(4).min().copied().unwrap_or(Duration::MAX));
         let (winner, usual) = match spread + gathered / MARGIN < gathered {
-            true => (Mode::Spread, spread),
-            false => (Mode::Gathered, gathered),
+            true => (PlacementMode::Spread, spread),
+            false => (PlacementMode::Gathered, gathered),
         };
         let least = winner.stay_min();
         self.stay = if winner == self.winner { (self.stay * 2).clamp(least, STAY_MAX) } else { least };
         self.winner = winner;
-        self.phase = Phase::Stay { left: self.stay, usual, nr_slow: 0 };
+        self.phase = TrialPhase::Stay { left: self.stay, usual, nr_slow: 0 };
     }
 }
 
@@ -503,7 +504,7 @@ fn is_clear(times: &[Duration]) -> bool {
     *gathered > *spread * CLEAR || *spread > *gathered * CLEAR
 }
 
-impl Mode {
+impl PlacementMode {
     /// How many windows the winner of a trial stays at least. To be spread by mistake costs more.
     fn stay_min(self) -> u32 {
         match self {
@@ -552,7 +553,7 @@ mod tests {
     fn run(judge: &mut Judge, nr: u32, [gathered, spread]: [u64; 2]) -> u32 {
         let mut nr_gathered = 0;
         for _ in 0..nr {
-            let is_gathered = judge.mode() == Mode::Gathered;
+            let is_gathered = judge.mode() == PlacementMode::Gathered;
             nr_gathered += u32::from(is_gathered);
             judge.note(Duration::from_millis(if is_gathered { gathered } else { spread }), true, false);
         }
@@ -560,7 +561,7 @@ mod tests {
     }
 
     fn new() -> Judge {
-        Judge { phase: Phase::Idle, winner: Mode::Spread, stay: 0 }
+        Judge { phase: TrialPhase::Idle, winner: PlacementMode::Spread, stay: 0 }
     }
 
     #[test]
@@ -575,7 +576,7 @@ mod tests {
         let mut judge = new();
         assert_eq!(run(&mut judge, 100, [70, 70]), 0, "L1");
         run(&mut judge, 100, [2, 5]);
-        assert_eq!(judge.mode(), Mode::Gathered);
+        assert_eq!(judge.mode(), PlacementMode::Gathered);
         assert_eq!(run(&mut judge, 100, [70, 70]), 1, "L1");
     }
 
@@ -585,20 +586,20 @@ mod tests {
         run(&mut judge, 100, [2, 5]);
         for _ in 0..100 {
             judge.note(Duration::from_millis(2), false, false);
-            assert_eq!(judge.mode(), Mode::Spread, "L1");
+            assert_eq!(judge.mode(), PlacementMode::Spread, "L1");
         }
-        let placement = Placement::new(Mover::default());
+        let placement = ThreadPlacement::new(ThreadMover::default());
         placement.started(&std::thread::current());
-        let mut own = Share::default();
+        let mut own = RequestShare::default();
         let mut judged = |clients: [u32; 2]| {
             (0..2 * WINDOW).for_each(|nr| {
                 placement.note_request(&mut own, clients[usize::from(nr % 37 > 30)], || None, || Duration::ZERO)
             });
-            std::mem::replace(&mut placement.state.lock().judge.phase, Phase::Idle)
+            std::mem::replace(&mut placement.state.lock().judge.phase, TrialPhase::Idle)
         };
-        assert!(matches!(judged([7, 8]), Phase::Idle));
-        assert!(matches!(judged([NO_CLIENT; 2]), Phase::Idle));
-        assert!(matches!(judged([7, NO_CLIENT]), Phase::Trial(_)), "the kernel is no client");
+        assert!(matches!(judged([7, 8]), TrialPhase::Idle));
+        assert!(matches!(judged([NO_CLIENT; 2]), TrialPhase::Idle));
+        assert!(matches!(judged([7, NO_CLIENT]), TrialPhase::Trial(_)), "the kernel is no client");
     }
 
     #[test]
@@ -606,23 +607,23 @@ mod tests {
         let mut judge = new();
         run(&mut judge, 5000, [2, 5]);
         assert!(run(&mut judge, 200, [8, 3]) < 50, "L2: now spread is better");
-        assert_eq!(judge.mode(), Mode::Spread);
+        assert_eq!(judge.mode(), PlacementMode::Spread);
     }
 
     #[test]
     fn threads_are_gathered_if_other_programs_make_them_wait() {
         let mut judge = new();
         judge.note(Duration::from_millis(400), true, true);
-        assert_eq!(judge.mode(), Mode::Gathered, "L6");
+        assert_eq!(judge.mode(), PlacementMode::Gathered, "L6");
         judge.note(Duration::from_millis(400), true, false);
-        assert_eq!(judge.mode(), Mode::Spread, "L1: the client itself was slow");
+        assert_eq!(judge.mode(), PlacementMode::Spread, "L1: the client itself was slow");
         judge.note(Duration::from_millis(400), false, true);
-        assert_eq!(judge.mode(), Mode::Spread, "L1: many clients");
+        assert_eq!(judge.mode(), PlacementMode::Spread, "L1: many clients");
         // A trial begins at last, and ends soon if spread threads wait.
         judge.note(Duration::from_millis(400), true, true);
         let mut nr_spread = 0;
         for _ in 0..3000 {
-            let is_gathered = judge.mode() == Mode::Gathered;
+            let is_gathered = judge.mode() == PlacementMode::Gathered;
             nr_spread += u32::from(!is_gathered);
             judge.note(Duration::from_millis(if is_gathered { 3 } else { 400 }), true, !is_gathered);
         }
@@ -634,12 +635,12 @@ mod tests {
         let Some(all) = two_processors() else { return };
         let last = last_of(&all);
         for (waits_ms, expected) in [(0, all), (1000, only(last))] {
-            let placement = Placement::new(Mover::default());
+            let placement = ThreadPlacement::new(ThreadMover::default());
             placement.started(&std::thread::current());
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     let _joined = placement.join();
-                    let mut share = Share::default();
+                    let mut share = RequestShare::default();
                     for round in 1..=2 {
                         std::thread::sleep(SPARSE);
                         let waited = || Duration::from_millis(waits_ms * round);
@@ -677,12 +678,12 @@ mod tests {
 
     /// Runs `work` on a thread that may move, with a function that makes one window of requests of a client on the
     /// given processor.
-    fn with_member(placement: &Placement, work: impl FnOnce(&Joined<'_>, &mut dyn FnMut(usize)) + Send) {
+    fn with_member(placement: &ThreadPlacement, work: impl FnOnce(&JoinedThread<'_>, &mut dyn FnMut(usize)) + Send) {
         placement.started(&std::thread::current());
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let joined = placement.join();
-                let mut own = Share::default();
+                let mut own = RequestShare::default();
                 work(&joined, &mut |client| {
                     (0..WINDOW).for_each(|_| placement.note_request(&mut own, 7, || Some(client), || Duration::ZERO));
                 });
@@ -693,7 +694,7 @@ mod tests {
     #[test]
     fn threads_move_together_and_run_everywhere_while_aside() {
         let Some(all) = two_processors() else { return };
-        let (placement, last) = (Placement::new(Mover::default()), last_of(&all));
+        let (placement, last) = (ThreadPlacement::new(ThreadMover::default()), last_of(&all));
         with_member(&placement, |joined, window| {
             window(last);
             assert_eq!(own(), all, "the first window is not judged");
@@ -722,13 +723,13 @@ mod tests {
     #[test]
     fn threads_are_spread_soon_after_the_last_request() {
         let Some(all) = two_processors() else { return };
-        let (placement, last) = (Placement::new(Mover::default()), last_of(&all));
+        let (placement, last) = (ThreadPlacement::new(ThreadMover::default()), last_of(&all));
         std::thread::scope(|scope| {
             let watcher = scope.spawn(|| placement.watch());
             placement.started(watcher.thread());
             scope.spawn(|| {
                 let _joined = placement.join();
-                let mut own_count = Share::default();
+                let mut own_count = RequestShare::default();
                 for _ in 0..3 {
                     let nr = (0..2 * WINDOW + 10).filter(|_| {
                         placement.note_request(&mut own_count, 7, || Some(last), || Duration::ZERO);
@@ -750,13 +751,13 @@ mod tests {
     #[test]
     fn a_changed_affinity_of_the_process_is_kept() {
         let Some(all) = two_processors() else { return };
-        let (placement, last) = (Placement::new(Mover::default()), last_of(&all));
+        let (placement, last) = (ThreadPlacement::new(ThreadMover::default()), last_of(&all));
         let narrowed = std::sync::Barrier::new(2);
         placement.started(&std::thread::current());
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let joined = placement.join();
-                let mut own_count = Share::default();
+                let mut own_count = RequestShare::default();
                 let mut window = |client| {
                     (0..WINDOW)
                         .for_each(|_| placement.note_request(&mut own_count, 7, || Some(client), || Duration::ZERO))
@@ -783,7 +784,7 @@ mod tests {
     #[test]
     fn a_thread_that_another_program_has_placed_is_left_alone() {
         let Some(all) = two_processors() else { return };
-        let (placement, last) = (Placement::new(Mover::default()), last_of(&all));
+        let (placement, last) = (ThreadPlacement::new(ThreadMover::default()), last_of(&all));
         let first = (0..CpuSet::MAX_CPU).find(|processor| all.is_set(*processor)).unwrap();
         with_member(&placement, |joined, window| {
             window(last);
@@ -799,7 +800,7 @@ mod tests {
     #[test]
     fn a_window_whose_end_was_missed_is_not_judged() {
         let Some(all) = two_processors() else { return };
-        let (placement, last) = (Placement::new(Mover::default()), last_of(&all));
+        let (placement, last) = (ThreadPlacement::new(ThreadMover::default()), last_of(&all));
         with_member(&placement, |_, window| {
             window(last);
             let busy = placement.state.lock();

@@ -7,7 +7,7 @@
 //! - U2. FORGET and INTERRUPT requests do not arrive in rings: one thread keeps reading /dev/fuse. It pauses after each
 //!   FORGET, so that the kernel collects them.
 //! - U3. All threads exist from the start. A thread started later would not help, because a new slot gets none of the
-//!   waiting requests. So the last thread of a queue never steps [aside](Place::aside_for_kernel) for the kernel.
+//!   waiting requests. So the last thread of a queue never steps [aside](WorkerPlace::aside_for_kernel) for the kernel.
 //! - U4. All rings are made before confinement takes away the right to make them.
 
 use std::io;
@@ -19,8 +19,8 @@ use rustix::thread::CpuSet;
 use ubtrfs_device::{FUSE_RING_HEADER, FuseRing, has_fuse_rings};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Handler, Place, Shared, ThreadCounts, answer, spawn};
-use crate::protocol::{InHeader, Limits, OutHeader, Reply};
+use super::{Handler, ThreadCounts, TransportState, WorkerPlace, answer, spawn};
+use crate::protocol::{InHeader, InitLimits, OutHeader, Reply};
 
 /// One ring for each thread.
 #[derive(Debug, Default)]
@@ -34,7 +34,7 @@ pub(super) struct Rings {
 impl Rings {
     /// Makes the rings. `None` if the kernel supports or allows no rings. Lowers the limit on write requests if there
     /// are many processors, because each ring needs memory for the largest request.
-    pub(super) fn new(limits: &mut Limits) -> Option<Self> {
+    pub(super) fn new(limits: &mut InitLimits) -> Option<Self> {
         let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible").ok()?;
         let nr_queues = nr_processors(&possible).filter(|nr| *nr <= MAX_QUEUES)?;
         if !has_fuse_rings() {
@@ -53,7 +53,7 @@ impl Rings {
 }
 
 /// Starts the threads of all queues, each with a ring.
-pub(super) fn start<H: Handler>(shared: &Arc<Shared<H>>, rings: Vec<FuseRing>) -> io::Result<()> {
+pub(super) fn start<H: Handler>(shared: &Arc<TransportState<H>>, rings: Vec<FuseRing>) -> io::Result<()> {
     for (nr, ring) in rings.into_iter().enumerate() {
         let queue = nr % shared.queues.len();
         spawn(shared, &format!("fuse-{queue}"), move |shared| work(shared, queue, ring))?;
@@ -61,7 +61,7 @@ pub(super) fn start<H: Handler>(shared: &Arc<Shared<H>>, rings: Vec<FuseRing>) -
     Ok(())
 }
 
-fn work<H: Handler>(shared: &Arc<Shared<H>>, queue: usize, mut ring: FuseRing) -> io::Result<()> {
+fn work<H: Handler>(shared: &Arc<TransportState<H>>, queue: usize, mut ring: FuseRing) -> io::Result<()> {
     stay_on(queue, shared.processors.as_ref());
     let (device, number) = (shared.device.as_fd(), u16::try_from(queue).unwrap_or(u16::MAX));
     // U3: no thread can be started later.
@@ -70,7 +70,7 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, queue: usize, mut ring: FuseRing) -
         (true, None) => {}
         (false, allowed) => stay_on(queue, allowed.as_ref()),
     };
-    let place = Place { pool: &shared.queues[queue], grow: &|| false, roam: &roam };
+    let place = WorkerPlace { pool: &shared.queues[queue], grow: &|| false, roam: &roam };
     let counts = shared.counts.of_thread();
     let mut arrived = ring.enable().and_then(|()| ring.register(device, number));
     loop {
@@ -89,10 +89,10 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, queue: usize, mut ring: FuseRing) -
 
 /// Handles the request in a slot, and writes the answer into the same slot.
 fn handle<H: Handler>(
-    shared: &Shared<H>,
+    shared: &TransportState<H>,
     header: &mut [u8; FUSE_RING_HEADER],
     payload: &mut [u8],
-    place: (&Place<'_>, &ThreadCounts),
+    place: (&WorkerPlace<'_>, &ThreadCounts),
 ) -> u64 {
     let Ok((entry, _)) = RingEntry::read_from_prefix(&header[RING_ENTRY..]) else { return 0 };
     let Ok((request, _)) = InHeader::read_from_prefix(&header[..]) else { return 0 };

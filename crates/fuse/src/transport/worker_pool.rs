@@ -2,7 +2,7 @@
 //!
 //! - C1. While threads step aside to wait, at least one other thread takes requests, as long as threads can be started.
 //! - C2. While a thread waits for the kernel, the kernel may have to send requests to the server first. The last thread
-//!   of a queue must not wait for the kernel ([`Place::aside_for_kernel`]).
+//!   of a queue must not wait for the kernel ([`WorkerPlace::aside_for_kernel`]).
 //! - C3. When a thread that replaced a waiting thread is no longer needed, it rests; after a while without work, it
 //!   ends.
 
@@ -15,14 +15,14 @@ use parking_lot::{Condvar, Mutex};
 #[derive(Debug)]
 pub(crate) struct WorkerPool {
     base: usize,
-    state: Mutex<State>,
+    state: Mutex<WorkerCounts>,
     called: Condvar,
     /// Whether there are more threads than needed. The flag is read without a lock after every request.
     is_crowded: AtomicBool,
 }
 
 #[derive(Debug)]
-struct State {
+struct WorkerCounts {
     /// Threads that take or handle requests, including threads that stepped aside.
     nr_serving: usize,
     nr_aside: usize,
@@ -35,7 +35,7 @@ struct State {
 impl WorkerPool {
     /// Makes a worker pool of `base` threads, which the caller starts.
     pub(crate) fn new(base: usize) -> Self {
-        let state = State { nr_serving: base, nr_aside: 0, nr_resting: 0, nr_called: 0, is_closed: false };
+        let state = WorkerCounts { nr_serving: base, nr_aside: 0, nr_resting: 0, nr_called: 0, is_closed: false };
         Self { base, state: Mutex::new(state), called: Condvar::new(), is_crowded: AtomicBool::new(false) }
     }
 
@@ -68,7 +68,7 @@ impl WorkerPool {
         self.called.notify_all();
     }
 
-    fn is_crowded(&self, state: &State) -> bool {
+    fn is_crowded(&self, state: &WorkerCounts) -> bool {
         state.nr_serving - state.nr_aside > self.base
     }
 
@@ -98,7 +98,7 @@ impl WorkerPool {
 }
 
 /// The thread of a worker pool on which a handler runs.
-pub struct Place<'a> {
+pub struct WorkerPlace<'a> {
     pub(super) pool: &'a WorkerPool,
     /// Starts another thread of the worker pool.
     pub(super) grow: &'a dyn Fn() -> bool,
@@ -107,7 +107,7 @@ pub struct Place<'a> {
     pub(super) roam: &'a dyn Fn(bool),
 }
 
-impl Place<'_> {
+impl WorkerPlace<'_> {
     /// Does work that waits for a device, while another thread receives requests.
     pub fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
         self.pool.step_aside(self.grow);
@@ -126,13 +126,13 @@ impl Place<'_> {
     }
 }
 
-impl std::fmt::Debug for Place<'_> {
+impl std::fmt::Debug for WorkerPlace<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Place").field("pool", self.pool).finish_non_exhaustive()
+        f.debug_struct("WorkerPlace").field("pool", self.pool).finish_non_exhaustive()
     }
 }
 
-struct StepBack<'a, 'p>(&'a Place<'p>);
+struct StepBack<'a, 'p>(&'a WorkerPlace<'p>);
 
 impl Drop for StepBack<'_, '_> {
     fn drop(&mut self) {
@@ -157,7 +157,7 @@ mod tests {
             started.set(started.get() + 1);
             started.get() <= 1
         };
-        let place = Place { pool: &pool, grow: &grow, roam: &|_| {} };
+        let place = WorkerPlace { pool: &pool, grow: &grow, roam: &|_| {} };
         let nested = place.aside_for_kernel(|| {
             assert_eq!(started.get(), 0, "the other one is there");
             place.aside_for_kernel(|| {
@@ -175,7 +175,7 @@ mod tests {
     fn a_thread_runs_everywhere_only_while_it_is_aside() {
         let (pool, places) = (WorkerPool::new(2), std::cell::RefCell::new(Vec::new()));
         let roam = |is_aside| places.borrow_mut().push(is_aside);
-        let place = Place { pool: &pool, grow: &|| true, roam: &roam };
+        let place = WorkerPlace { pool: &pool, grow: &|| true, roam: &roam };
         place.aside(|| assert_eq!(*places.borrow(), [true]));
         assert_eq!(*places.borrow(), [true, false]);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| place.aside(|| panic!("in a test"))));
@@ -186,14 +186,14 @@ mod tests {
     #[test]
     fn surplus_workers_rest_until_they_are_needed() {
         let pool = WorkerPool::new(1);
-        let place = Place { pool: &pool, grow: &|| true, roam: &|_| {} };
+        let place = WorkerPlace { pool: &pool, grow: &|| true, roam: &|_| {} };
         place.aside(|| assert!(pool.goes_on(), "two serve, one of them aside"));
         std::thread::scope(|scope| {
             let resting = scope.spawn(|| pool.goes_on());
             while pool.state.lock().nr_resting == 0 {
                 std::thread::yield_now();
             }
-            let no_thread = Place { pool: &pool, grow: &|| unreachable!("someone rests"), roam: &|_| {} };
+            let no_thread = WorkerPlace { pool: &pool, grow: &|| unreachable!("someone rests"), roam: &|_| {} };
             no_thread.aside(|| assert!(resting.join().unwrap(), "C1: called back"));
             let closing = scope.spawn(|| pool.goes_on());
             while pool.state.lock().nr_resting == 0 {

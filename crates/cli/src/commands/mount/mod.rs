@@ -31,7 +31,7 @@ use ubtrfs_control::{Channel, filesystem};
 use ubtrfs_device::{Access, Device, OpenError};
 use ubtrfs_fs::{Caller, DeviceSummary, Fs, MemberState, MountOptions, SetAttr, SubvolumeInfo};
 use ubtrfs_fuse::transport::Transport;
-use ubtrfs_fuse::{Identity, MountConfig, MountError, Mounted, Placement, PrivilegedHelper, Session};
+use ubtrfs_fuse::{DetachedMount, Identity, MountConfig, MountError, Mounted, PrivilegedHelper, Session};
 
 use self::helper::HelperCaller;
 use self::options::Trust;
@@ -463,7 +463,7 @@ fn is_block_device(path: &Path) -> bool {
 }
 
 /// Starts the process that unmounts for a confined server. With `placement`, it first puts the mount on its directory.
-fn start_unmounter(args: &Args, dir: &Path, placement: Option<Placement>) -> anyhow::Result<PrivilegedHelper> {
+fn start_unmounter(args: &Args, dir: &Path, placement: Option<DetachedMount>) -> anyhow::Result<PrivilegedHelper> {
     let program = std::env::current_exe().context("cannot find this program to start its helper; use --no-sandbox")?;
     let mut command = Command::new(program);
     // The helper runs in the root directory, so a relative path would not lead to the device.
