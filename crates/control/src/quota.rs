@@ -9,7 +9,7 @@
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use ubtrfs_fs::{InodeId, QgroupId, QgroupInfo, QuotaKind};
+use ubtrfs_fs::{InodeId, QgroupId, QgroupSummary, QuotaKind};
 
 use crate::execute::{CommandContext, FileNr};
 use crate::failure::{CommandFailure, Result};
@@ -114,7 +114,7 @@ pub struct QuotaStatusMessage {
     pub simple: bool,
 }
 
-/// A group as sent to the client. The fields are those of [`QgroupInfo`].
+/// A group as sent to the client. The fields are those of [`QgroupSummary`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "QgroupInfo documents the fields")]
 pub struct QuotaGroup {
@@ -127,8 +127,8 @@ pub struct QuotaGroup {
     pub members: Vec<u64>,
 }
 
-impl From<QgroupInfo> for QuotaGroup {
-    fn from(info: QgroupInfo) -> Self {
+impl From<QgroupSummary> for QuotaGroup {
+    fn from(info: QgroupSummary) -> Self {
         let ids = |ids: Vec<QgroupId>| ids.into_iter().map(|id| id.0).collect();
         Self {
             id: info.id.0,

@@ -66,7 +66,7 @@ pub use types::{
 pub use ubtrfs_transaction::note_panic;
 pub use ubtrfs_transaction::{
     BlockGroup, ChunkPlacement, DeviceSummary, ExtentUse, Job, JobProgress, MemberState, Metric, MigratedChunk,
-    QgroupId, QgroupInfo, QuotaKind, QuotaStatus, RelocatedGroup, RelocationFailure, ReplaceRequest, Rescue,
+    QgroupId, QgroupSummary, QuotaKind, QuotaStatus, RelocatedGroup, RelocationFailure, ReplaceRequest, Rescue,
     ScrubCounts, find_devices, rewrite_id,
 };
 pub use writeback::errors::Descriptor;

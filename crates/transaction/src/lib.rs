@@ -78,7 +78,7 @@ pub use devices::rewrite_id::rewrite_id;
 pub use devices::scrub::{DeviceScrub, ScrubCounts, ScrubFinding, ScrubRequest};
 pub use devices::size::DEVICE_LEN_MIN;
 pub use durable::fsync::LogStats;
-pub use durable::quota::{QgroupInfo, QuotaKind, QuotaStatus};
+pub use durable::quota::{QgroupSummary, QuotaKind, QuotaStatus};
 pub use engine::{BackgroundWork, BlockGroupUsage, DirtyData, Engine, EngineOptions, FilesystemGeometry, Flusher};
 pub use extents::conversion::ConversionTargets;
 pub use extents::data_io::{DataExtent, DataReservation};

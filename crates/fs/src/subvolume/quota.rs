@@ -1,6 +1,6 @@
 //! Quotas and quota groups.
 
-use ubtrfs_transaction::{BackgroundWork, Job, QgroupId, QgroupInfo, QuotaKind, QuotaStatus};
+use ubtrfs_transaction::{BackgroundWork, Job, QgroupId, QgroupSummary, QuotaKind, QuotaStatus};
 
 use crate::Fs;
 use crate::error::Result;
@@ -45,12 +45,12 @@ impl Fs {
     }
 
     /// All quota groups by id, with the numbers of the last commit. Fails if quotas are disabled.
-    pub fn qgroups(&self) -> Result<Vec<QgroupInfo>> {
+    pub fn qgroups(&self) -> Result<Vec<QgroupSummary>> {
         Ok(self.engine.qgroups()?)
     }
 
     /// The quota groups whose ids are at least `from`, as [`Self::qgroups`], at most `limit`.
-    pub fn qgroups_from(&self, from: QgroupId, limit: usize) -> Result<Vec<QgroupInfo>> {
+    pub fn qgroups_from(&self, from: QgroupId, limit: usize) -> Result<Vec<QgroupSummary>> {
         Ok(self.engine.qgroups_from(from, limit)?)
     }
 

@@ -36,7 +36,7 @@ pub enum QuotaKind {
 
 /// A quota group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QgroupInfo {
+pub struct QgroupSummary {
     /// Its id.
     pub id: QgroupId,
     /// Bytes of all extents that the group refers to.
@@ -152,10 +152,10 @@ impl Engine {
     /// # Errors
     ///
     /// [`Error::Qgroup`] if quotas are disabled.
-    pub fn qgroups(&self) -> Result<Vec<QgroupInfo>> {
+    pub fn qgroups(&self) -> Result<Vec<QgroupSummary>> {
         let state = self.quotas.lock();
         let state = state.as_ref().ok_or_else(quotas_are_off)?;
-        Ok(state.groups.iter().map(|(id, group)| QgroupInfo::of(id, group)).collect())
+        Ok(state.groups.iter().map(|(id, group)| QgroupSummary::of(id, group)).collect())
     }
 
     /// The quota groups whose ids are at least `from`, as [`Engine::qgroups`], at most `limit`.
@@ -163,11 +163,11 @@ impl Engine {
     /// # Errors
     ///
     /// [`Error::Qgroup`] if quotas are disabled.
-    pub fn qgroups_from(&self, from: QgroupId, limit: usize) -> Result<Vec<QgroupInfo>> {
+    pub fn qgroups_from(&self, from: QgroupId, limit: usize) -> Result<Vec<QgroupSummary>> {
         let state = self.quotas.lock();
         let state = state.as_ref().ok_or_else(quotas_are_off)?;
         let groups = state.groups.iter().filter(|(id, _)| *id >= from).take(limit);
-        Ok(groups.map(|(id, group)| QgroupInfo::of(id, group)).collect())
+        Ok(groups.map(|(id, group)| QgroupSummary::of(id, group)).collect())
     }
 
     /// Makes a group.
@@ -388,7 +388,7 @@ impl Engine {
     }
 }
 
-impl QgroupInfo {
+impl QgroupSummary {
     fn of(id: QgroupId, group: &Qgroup) -> Self {
         Self {
             id,
