@@ -70,7 +70,7 @@ impl FileType {
 
 disk_struct! {
     /// The header of a [`DirItem`], 30 bytes; the name follows.
-    DirEntryHeader {
+    DirItemHeader {
         /// Key of the item that the entry refers to.
         location: Key,
         /// Transaction that wrote the entry.
@@ -87,7 +87,7 @@ disk_struct! {
 /// One entry of a `DIR_ITEM` (key `(dir DIR_ITEM hash(name))`), `DIR_INDEX` (key `(dir DIR_INDEX index)`) or
 /// `XATTR_ITEM` (key `(ino XATTR_ITEM hash(name))`). Names with colliding hashes share an item.
 ///
-/// On disk: a [`DirEntryHeader`], the name, the data.
+/// On disk: a [`DirItemHeader`], the name, the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirItem {
     /// `(ino INODE_ITEM 0)`, or `(root id ROOT_ITEM u64::MAX or 0)` for a subvolume; zero for an attribute.
@@ -120,7 +120,7 @@ pub struct DirItemView<'i> {
 impl<'i> DirItemView<'i> {
     /// Iterates over the entries of an item. Iteration ends after an error.
     pub fn all(item: &'i [u8]) -> impl Iterator<Item = Result<Self, FormatError>> {
-        let mut reader = Reader::new("DirEntry", item);
+        let mut reader = Reader::new("DirItem", item);
         let mut failed = false;
         std::iter::from_fn(move || {
             let entry = (!failed && !reader.is_empty()).then(|| Self::read(&mut reader))?;
@@ -130,10 +130,10 @@ impl<'i> DirItemView<'i> {
     }
 
     fn read(reader: &mut Reader<'i>) -> Result<Self, FormatError> {
-        let header = DirEntryHeader::read(reader)?;
+        let header = DirItemHeader::read(reader)?;
         let name = reader.bytes(usize::from(header.name_len))?;
         let data = reader.bytes(usize::from(header.data_len))?;
-        let DirEntryHeader { location, transid, file_type, .. } = header;
+        let DirItemHeader { location, transid, file_type, .. } = header;
         Ok(Self { location, transid, file_type, name, data })
     }
 
@@ -146,7 +146,7 @@ impl<'i> DirItemView<'i> {
 
 impl DirItem {
     /// Size of the part before the name, in bytes.
-    pub const HEADER_SIZE: usize = DirEntryHeader::SIZE;
+    pub const HEADER_SIZE: usize = DirItemHeader::SIZE;
 
     /// Reads all entries of an item.
     pub fn decode_all(data: &[u8]) -> Result<Vec<Self>, FormatError> {
@@ -161,7 +161,7 @@ impl DirItem {
     /// Appends an entry to an item's bytes. `transid` is the transaction that writes the entry.
     pub fn append(out: &mut Vec<u8>, (location, file_type): (Key, u8), transid: Generation, name: &[u8], data: &[u8]) {
         let (data_len, name_len) = (super::inode::name_len(data), super::inode::name_len(name));
-        let header = DirEntryHeader { location, transid, data_len, name_len, file_type };
+        let header = DirItemHeader { location, transid, data_len, name_len, file_type };
         out.extend_from_slice(&header.encode_array());
         out.extend_from_slice(name);
         out.extend_from_slice(data);

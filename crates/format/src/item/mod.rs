@@ -16,7 +16,7 @@ pub use balance::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem};
 pub use chunk::{
     BlockGroupFlags, BlockGroupItem, ChunkItem, DevExtent, DevItem, DevReplaceItem, DevStatsItem, DeviceRecord, Stripe,
 };
-pub use dir::{DirEntryHeader, DirItem, DirItemView, FileType, NAME_LEN_MAX, is_entry_name};
+pub use dir::{DirItem, DirItemHeader, DirItemView, FileType, NAME_LEN_MAX, is_entry_name};
 pub use extent::{ExtentDataRef, ExtentFlags, ExtentItem, InlineRef, TreeBlockInfo};
 pub use file_extent::{Compression, FileExtent, FileExtentBody, RegularExtent};
 pub use free_space::{FREE_SPACE_BITMAP_BITS, FREE_SPACE_BITMAP_SIZE, FreeSpaceHeader, FreeSpaceInfo};

@@ -105,7 +105,7 @@ pub(crate) fn target_of(location: &Key) -> Result<EntryTarget> {
 }
 
 pub(crate) fn corrupt(field: &'static str, value: u64, expected: &'static str) -> Error {
-    ubtrfs_format::FormatError::Value { what: "DirEntry", field, value, expected }.into()
+    ubtrfs_format::FormatError::Value { what: "DirItem", field, value, expected }.into()
 }
 
 /// Fails for names that are invalid in any entry.
