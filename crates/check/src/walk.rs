@@ -89,8 +89,8 @@ struct WalkState {
 }
 
 impl<'a> Checker<'a> {
-    /// Visits every leaf in key order; a remembered run of leaves is one event ([`WalkEvent::Known`]). Returns `false` if a
-    /// part could not be read.
+    /// Visits every leaf in key order; a remembered run of leaves is one event ([`WalkEvent::Known`]). Returns `false`
+    /// if a part could not be read.
     pub(crate) fn walk(&mut self, tree: &TreeRoot, on_event: &mut OnEvent<'_, 'a>) -> bool {
         self.nr_walks = self.nr_walks.saturating_add(1);
         let mut state = WalkState { walk: self.nr_walks, last_key: [None; LEVEL_MAX as usize + 1], complete: true };

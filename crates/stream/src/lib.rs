@@ -1,5 +1,5 @@
-//! The send stream of btrfs: [`StreamCommand`], an encoder ([`StreamWriter`], [`encode`]) and a parser ([`FrameReader`],
-//! [`parse`]).
+//! The send stream of btrfs: [`StreamCommand`], an encoder ([`StreamWriter`], [`encode`]) and a parser
+//! ([`FrameReader`], [`parse`]).
 //!
 //! Like `format`, this crate only encodes, decodes and checks, and makes no policy decisions. The crate does I/O only
 //! through `Read` and `Write`. A stream is untrusted input. The facts come from the page "Send stream format" of

@@ -11,7 +11,8 @@
 //! | raid5, raid6 | 1 | n - 1, n - 2 | (e % data + row) % n | e / data |
 //!
 //! Invariants:
-//! - I1. A [`ChunkGeometry`] exists only for a chunk whose fields passed [`ChunkGeometry::of`]; its mapping cannot overflow.
+//! - I1. A [`ChunkGeometry`] exists only for a chunk whose fields passed [`ChunkGeometry::of`]; its mapping cannot
+//!   overflow.
 
 use std::ops::Range;
 

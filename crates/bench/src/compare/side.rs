@@ -2,8 +2,8 @@
 //!
 //! - S1. Dropping a side undoes its setup in reverse order: it unmounts, ends the server, detaches the loop device, and
 //!   removes the files. The setup is undone even after an error, a signal, or an incomplete start.
-//! - S2. [`CompareSide::drop_caches`] empties all caches: it mounts the filesystem again and drops the machine's caches. The
-//!   null server is not mounted again, because it keeps all names in memory only.
+//! - S2. [`CompareSide::drop_caches`] empties all caches: it mounts the filesystem again and drops the machine's
+//!   caches. The null server is not mounted again, because it keeps all names in memory only.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -147,8 +147,8 @@ impl ItemHead {
     }
 }
 
-/// Value of `ItemHead::len` if the key is deleted. Every item is shorter, because a block has at most 64 KiB, including its
-/// header and the item's head.
+/// Value of `ItemHead::len` if the key is deleted. Every item is shorter, because a block has at most 64 KiB, including
+/// its header and the item's head.
 const DELETED: u16 = u16::MAX;
 const GARBAGE_MAX: usize = 1024;
 /// Heads and data grow in small steps, so that a page that stops growing has little unused room.

@@ -24,8 +24,8 @@ pub(crate) struct TransactionLoad {
     pub(super) rows: ChangeCounts,
     pub(super) names: ChangeCounts,
     /// Number of changes that are admitted and whose reservations have not ended, including the stocks of the shares.
-    /// The changes of an ended reservation are subtracted when the counts of its thread's [`LoadShare`] are added to these
-    /// counts.
+    /// The changes of an ended reservation are subtracted when the counts of its thread's [`LoadShare`] are added to
+    /// these counts.
     pub(super) nr_reserved: AtomicU64,
     /// Number of reservations of snapshots that are granted and not dropped yet, or whose grant is being decided.
     pub(super) nr_snapshots: AtomicU64,
@@ -134,7 +134,8 @@ impl TransactionLoad {
         }
     }
 
-    /// Takes changes from this thread's stock ([`LoadShare`]). Returns false, and takes nothing, if the stock is too small.
+    /// Takes changes from this thread's stock ([`LoadShare`]). Returns false, and takes nothing, if the stock is too
+    /// small.
     pub(crate) fn take_admitted(&self, nr_items: u64) -> bool {
         let mut share = self.shares.current().lock();
         let rest = share.nr_admitted.checked_sub(nr_items);

@@ -104,8 +104,8 @@ impl Engine {
         self.limit_delayed_items()?;
         let granted = || self.admit_most(most, least, purpose);
         if !purpose.is_ordinary() || self.tickets.metadata.is_empty() {
-            // A snapshot takes nothing from the thread's stock ([`LoadShare`]). The stock was admitted before this snapshot
-            // was counted, so its need does not include the copies of blocks that the snapshot will share.
+            // A snapshot takes nothing from the thread's stock ([`LoadShare`]). The stock was admitted before this
+            // snapshot was counted, so its need does not include the copies of blocks that the snapshot will share.
             if purpose != ReservationPurpose::Snapshot && self.admission.load.take_admitted(most as u64) {
                 return Ok(MetadataReservation::counted(self, most as u64, purpose));
             }
