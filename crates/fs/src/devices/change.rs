@@ -10,7 +10,6 @@ use uuid::Uuid;
 
 use crate::Fs;
 use crate::error::{Error, Result};
-use crate::options::MountOptions;
 use crate::watched_job::watched;
 
 impl Fs {
@@ -39,23 +38,6 @@ impl Fs {
     /// As for [`ubtrfs_transaction::Engine::make_sprout`].
     pub fn make_sprout(&self, device: Arc<dyn Device>, job: &Job) -> Result<(DevId, Uuid)> {
         Ok(self.engine.make_sprout(device, job)?)
-    }
-
-    /// Opens the filesystem that [`Fs::make_sprout`] made on this seed with `device`, with the options of this one, but writable.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Fs::open`]; fails if an option of this one needs a read-only filesystem.
-    pub fn open_sprout(&self, device: Arc<dyn Device>) -> Result<Arc<Self>> {
-        let mut devices = self.engine.given_devices();
-        devices.push(device);
-        Self::open(devices, MountOptions { read_only: false, ..self.options.clone() })
-    }
-
-    /// Takes over the references of the kernel to the inodes of the seed on which this filesystem was made. No reference to
-    /// either may be added or given back meanwhile.
-    pub fn take_references(&self, seed: &Self) {
-        self.inodes.take_users(&seed.inodes);
     }
 
     /// Moves everything on these devices to the others, and removes them. None of them gets data of the others. If extents

@@ -176,6 +176,23 @@ impl Fs {
         Ok(fs)
     }
 
+    /// Opens the filesystem that [`Fs::make_sprout`] made on this seed with `device`, with the options of this one, but writable.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Fs::open`]; fails if an option of this one needs a read-only filesystem.
+    pub fn open_sprout(&self, device: Arc<dyn Device>) -> Result<Arc<Self>> {
+        let mut devices = self.engine.given_devices();
+        devices.push(device);
+        Self::open(devices, MountOptions { read_only: false, ..self.options.clone() })
+    }
+
+    /// Takes over the references of the kernel to the inodes of the seed on which this filesystem was made. No reference to
+    /// either may be added or given back meanwhile.
+    pub fn take_references(&self, seed: &Self) {
+        self.inodes.take_users(&seed.inodes);
+    }
+
     /// The reason why the filesystem is read-only, or `None` if it is writable.
     pub fn read_only(&self) -> Option<String> {
         self.context.read_only()
