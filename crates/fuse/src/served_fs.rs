@@ -21,9 +21,9 @@ use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 use ubtrfs_fs::Fs;
 
-use crate::protocol::{Operation, Reply, Request};
+use crate::protocol::{FuseRequest, Operation, Reply};
 use crate::server::Server;
-use crate::transport::{Handler, Mover, Place};
+use crate::transport::{Handler, ThreadMover, WorkerPlace};
 
 /// The filesystem of a session. No lock is taken while one of its locks is held, but for those of a commit in
 /// [`Self::commit`].
@@ -131,7 +131,7 @@ impl Serving {
 }
 
 impl Handler for Arc<Serving> {
-    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, place: &Place<'_>) -> Result<(), Errno> {
+    fn handle(&self, request: &FuseRequest<'_>, reply: &mut Reply<'_>, place: &WorkerPlace<'_>) -> Result<(), Errno> {
         match (&**self, &request.operation) {
             // An ioctl may exchange the filesystem, or run for long. It hands out no references.
             (Serving::Seed(server), Operation::Ioctl { .. }) => {
@@ -150,7 +150,7 @@ impl Handler for Arc<Serving> {
         self.with(|server| server.processor_of(thread))
     }
 
-    fn mover(&self) -> Mover {
+    fn mover(&self) -> ThreadMover {
         self.with(Server::mover)
     }
 

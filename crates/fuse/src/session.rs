@@ -113,7 +113,7 @@ impl Session {
             fs.show_top_level();
         }
         let served = ServedFs::new(&fs, config.read_only);
-        let nodes = Nodes::new(root, fs.root().root);
+        let nodes = NodeIds::new(root, fs.root().root);
         let host = Arc::new(MountHost::new(&served, nodes, groups.clone(), names, activity.clone(), config));
         let to_lend = block_device.map(LentDevice::new).transpose().map_err(failed)?;
         let lent = Arc::new(OnceLock::new());

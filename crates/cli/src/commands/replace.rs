@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use serde_json::json;
 use ubtrfs_control::replace::{Last, ReplaceProgress, ReplaceReportMessage, Request, Response, StartReplace};
 use ubtrfs_control::resolve::PathBytes;
-use ubtrfs_control::{Channel, Failure, ImageWork, Request as AnyRequest, Response as AnyResponse};
+use ubtrfs_control::{Channel, CommandFailure, ImageWork, Request as AnyRequest, Response as AnyResponse};
 use ubtrfs_format::item::DevReplaceItem;
 use ubtrfs_format::print::{escaped, insert_name};
 use ubtrfs_format::superblock::Superblock;
@@ -156,7 +156,7 @@ fn start(args: &ReplaceStartArgs) -> anyhow::Result<ExitCode> {
             Detached::run_if(detached.as_ref(), job, || channel.call_with(request, &[], job))
         });
         let (old, new) = (args.old.shown(), args.new.shown());
-        let failed = |failure: Failure| {
+        let failed = |failure: CommandFailure| {
             let call = || format!("ioctl(DEV_REPLACE_START) failed on \"{}\"", target.filesystem());
             let text = || anyhow!("cannot replace {old} by {new} in {target}: {failure}");
             failed_call(&failure, &[Errno::ROFS], call).unwrap_or_else(text)

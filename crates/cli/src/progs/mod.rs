@@ -24,7 +24,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
-use ubtrfs_control::Failure;
+use ubtrfs_control::CommandFailure;
 
 use crate::common::{Shown, print_err, print_error, print_out};
 use grammar::{CommandLine, Globals};
@@ -68,7 +68,7 @@ pub(crate) fn is_progs() -> bool {
 /// The text of btrfs-progs for a call that failed for one of these reasons: its words for the call, and the error number. `None`
 /// for other reasons, of which this program says more, and if this program was called by its own name.
 pub(crate) fn failed_call(
-    failure: &Failure,
+    failure: &CommandFailure,
     reasons: &[Errno],
     call: impl FnOnce() -> String,
 ) -> Option<anyhow::Error> {

@@ -227,7 +227,8 @@ impl InodeCache {
     #[allow(clippy::arithmetic_side_effects, reason = "the kernel cannot send 2^64 requests")]
     pub(crate) fn take_users(&self, other: &Self) {
         for (shard, from) in self.shards.iter().zip(&other.shards) {
-            let users: Vec<(InodeId, Users)> = from.map.lock().users.iter().map(|(id, users)| (*id, *users)).collect();
+            let users: Vec<(InodeId, InodeUsers)> =
+                from.map.lock().users.iter().map(|(id, users)| (*id, *users)).collect();
             let mut map = shard.map.lock();
             for (id, taken) in users {
                 debug_assert!(!taken.unlinked, "inode {id:?} of a filesystem that is never written is unlinked");

@@ -114,7 +114,7 @@ fn add(
     };
     let (shown, size) = (path.shown(), format_size(size_bytes));
     let to_write = sprout.map(|(_, is_shown)| match (is_shown, target) {
-        (true, Target::Mounted(dir)) => format!("to write, run: mount -o remount,rw {}", dir.shown()),
+        (true, CommandTarget::Mounted(dir)) => format!("to write, run: mount -o remount,rw {}", dir.shown()),
         _ => format!("to write, mount it: ubtrfs mount {shown} DIR"),
     });
     let text = match sprout.zip(to_write.as_ref()) {

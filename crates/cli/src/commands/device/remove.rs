@@ -7,7 +7,7 @@ use anyhow::{Context, anyhow, bail};
 use rustix::io::Errno;
 use serde_json::json;
 use ubtrfs_control::device::{Request, Response};
-use ubtrfs_control::{Channel, Failure, ImageId, ImageWork, filesystem, open_image};
+use ubtrfs_control::{Channel, CommandFailure, ImageId, ImageWork, filesystem, open_image};
 
 use super::{call_filesystem, filesystem_of, unexpected};
 use crate::commands::offline::{ImageOptions, ImageUse};
@@ -51,7 +51,7 @@ pub(super) fn run(args: &RemoveArgs) -> anyhow::Result<ExitCode> {
         let request = ubtrfs_control::Request::Device(Request::Remove { devids: devids.clone() });
         let done = with_progress_in_bytes("moving what is on the device", |job| channel.call_with(request, &[], job));
         let names = devices.iter().map(|device| device.shown()).collect::<Vec<_>>().join(", ");
-        let failed = |failure: Failure| {
+        let failed = |failure: CommandFailure| {
             let text = || anyhow!("cannot remove {names} from {target}: {failure}");
             failed_call(&failure, &[Errno::NOENT], || format!("error removing devid {names}")).unwrap_or_else(text)
         };
