@@ -5,7 +5,8 @@
 //! data are in the log or, for extents of the extent tree, in the csum tree.
 //!
 //! Invariants:
-//! - I1. 48 bytes are kept for each logged file extent, and 16 bytes for each contiguous run of checksums.
+//! - I1. A logged file extent takes at most 80 bytes: 48 in the list of extents, and 16 in each of two lists of ranges.
+//!   A contiguous run of checksums takes 16 bytes.
 
 use ubtrfs_format::item::{BlockGroupFlags, InodeFlags, InodeItem, RootItem};
 use ubtrfs_format::{Key, KeyType, RootId};

@@ -241,7 +241,7 @@ fn print_clap(error: &clap::Error) -> anyhow::Result<()> {
     print_out(&with_own_name(&error.render().to_string()))
 }
 
-/// Names `mkfs.btrfs` and `btrfstune` in a text of clap, for which they are a command of a program with the same name.
+/// Turns clap's `mkfs.btrfs mkfs` and `btrfstune tune` into the name of the program.
 fn with_own_name(text: &str) -> String {
     text.replace("mkfs.btrfs mkfs", "mkfs.btrfs").replace("btrfstune tune", "btrfstune")
 }

@@ -20,7 +20,7 @@
 //! | `wire`       | frames: a length, JSON, descriptors                                     |
 //! | `server`     | the mount's end of the socket                                           |
 //! | `sent_files` | the files of a request, which may never answer                          |
-//! | `open_image` | the socket of an image that a process has open without a mount          |
+//! | `open_image` | the socket of an image that a process has opened without mounting it    |
 //! | `dir_part`   | walks through directories, in parts                                     |
 //! | `stream`     | the stream that a command reads or writes                               |
 //! | `byte_queue` | the bytes of a stream between two threads                               |

@@ -39,7 +39,7 @@ pub(crate) struct StreamOutput<'o> {
 }
 
 impl<'o> StreamOutput<'o> {
-    /// The stream of a request.
+    /// Makes the output for the stream of a request.
     pub(crate) fn of(context: &CommandContext<'o>) -> Result<Self> {
         Ok(Self { stream: CommandStream::of(context)?, job: context.job, bytes: 0 })
     }

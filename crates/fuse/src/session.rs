@@ -73,11 +73,11 @@ pub struct Session {
 /// What remains to do for the first mount once the session serves.
 #[derive(Debug)]
 enum Placing {
-    /// Nothing.
+    /// Nothing: the mount is on its directory.
     Done,
-    /// This process puts it on its directory.
+    /// This process places the mount.
     Here(DetachedMount),
-    /// The helper process does.
+    /// The helper process places the mount.
     ByHelper,
 }
 

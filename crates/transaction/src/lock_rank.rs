@@ -115,7 +115,8 @@ impl Drop for Alone {
     }
 }
 
-/// Fails if an operation of this thread would wait for a device, or reserve (I2).
+/// Fails if this thread has an open operation, which must not wait for a device or reserve (I2). `rule` says what an
+/// operation must not do.
 #[cfg_attr(not(debug_assertions), inline)]
 pub fn check_no_operation(rule: &str) {
     #[cfg(debug_assertions)]

@@ -28,9 +28,9 @@ use crate::tree_log::{self, FoundLog};
 impl Engine {
     /// Opens the filesystem on these devices.
     ///
-    /// A filesystem that ubtrfs cannot write (for example with RAID chunks or unknown compat_ro features) opens
-    /// read-only. A filesystem whose log the caller does not replay opens read-only too. [`Engine::read_only`] gives
-    /// the reason.
+    /// A filesystem that ubtrfs cannot write (for example with RAID5 or RAID6 chunks, or unknown compat_ro features)
+    /// opens read-only. A filesystem whose log the caller does not replay opens read-only too. [`Engine::read_only`]
+    /// gives the reason.
     ///
     /// # Errors
     ///

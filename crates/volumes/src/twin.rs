@@ -99,7 +99,7 @@ impl Twin {
         (0..).zip(&self.pieces).filter(move |(number, _)| is_among(*number)).map(|(_, lock)| lock)
     }
 
-    /// Writes to the twin. A failure is noted (T3), and returned for a member that has no other device.
+    /// Writes to the twin. Notes a failure (T3) and returns it, for a member that only has its twin.
     pub(crate) fn write(&self, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
         let written = match bufs {
             [buf] => self.device.write_at(offset, buf),

@@ -338,8 +338,8 @@ pub(crate) struct Loading<'s> {
 }
 
 impl Loading<'_> {
-    /// Whether lookups or opens referred to the inode when this guard was made. If not, none begins before the guard is
-    /// dropped.
+    /// Whether lookups or opens referred to the inode when this guard was made. If false, no lookup or open begins
+    /// while the guard exists.
     pub(crate) fn is_used(&self) -> bool {
         self.is_used
     }

@@ -1,7 +1,7 @@
 //! [`CommitRequests`]: what other threads tell the commit thread (`mount/commit_thread.rs`).
 //!
-//! - I1. A change is announced before it is made. The thread looks for changes after it noted that it is idle, so it
-//!   misses none.
+//! - I1. A change is announced before it is made. The commit thread looks for changes after it noted that it is idle,
+//!   so it misses no change.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,12 +9,12 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use ubtrfs_transaction::BackgroundWork;
 
-/// Announced changes, requested work, and the thread's sleep.
+/// Announced changes, requested work, and the commit thread's sleep.
 #[derive(Debug, Default)]
 pub(crate) struct CommitRequests {
-    /// Whether a thread serves the requests.
+    /// Whether the commit thread serves the requests.
     is_served: AtomicBool,
-    /// Whether changes were announced since the thread last looked.
+    /// Whether changes were announced since the commit thread last looked.
     has_new_changes: AtomicBool,
     /// Whether the thread looks for changes only at its longer interval, because there is nothing to commit.
     idle: AtomicBool,

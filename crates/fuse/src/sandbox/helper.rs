@@ -53,46 +53,47 @@ use crate::subtree::{DetachedMount, PlacedMount};
 /// A process that acts for the confined server (X4): it unmounts one mount, claims one block device, moves threads of
 /// the server, and looks up groups, umasks, capabilities and open files of processes.
 ///
-/// A question consists of one byte for its kind and three numbers of four bytes each. An answer has two bytes; the
-/// answer to [`FILE`] has more.
+/// A question or request consists of one byte for its kind and three numbers of four bytes each. An answer has two
+/// bytes; the answers to [`PLACED`] and [`FILE`] have more.
 #[derive(Debug)]
 pub struct PrivilegedHelper {
     child: Mutex<Child>,
 }
 
-/// Question: remember the mount that is on the directory now. The answer is "ok", or [`UNLIMITED`].
+/// Request: remember the mount that is on the directory now. The answer is "ok", or [`UNLIMITED`].
 const MOUNTED: u8 = b'm';
 /// Question: has the helper put the mount on its directory? The answer "ok", or [`UNLIMITED`], is followed by the
 /// filesystem's device number and the number of the mount, 8 bytes each. Another answer is an error number.
 const PLACED: u8 = b's';
-/// Question: look at the mounts of the filesystem, because there are new ones.
+/// Request: look at the mounts of the filesystem, because there are new mounts.
 const LOOK: u8 = b'o';
-/// Question: unmount lazily.
+/// Request: unmount lazily.
 const LAZY: u8 = b'l';
-/// Question: unmount.
+/// Request: unmount.
 const PLAIN: u8 = b'p';
 /// Question: is the process in the group, and are all its user ids equal to the given id? With [`ANYBODY`], the user
 /// ids do not matter.
 const GROUP: u8 = b'g';
-/// Question: the umask of the process.
+/// Question: what is the umask of the process?
 const UMASK: u8 = b'u';
 /// Question: does the process have the capability?
 const CAPABILITY: u8 = b'c';
-/// Question: the file of the mount that the process, of this user or [`ANYBODY`], has open as the descriptor. The answer
-/// "ok" is followed by the device, the inode, and the bits [`READABLE`], [`WRITABLE`] and [`READ_ONLY_MOUNT`], 8 bytes
-/// each.
+/// Question: which file of the mount does the process, of this user or [`ANYBODY`], have open as the descriptor? The
+/// answer "ok" is followed by the device, the inode, and the bits [`READABLE`], [`WRITABLE`] and [`READ_ONLY_MOUNT`], 8
+/// bytes each.
 const FILE: u8 = b'f';
 /// Question: is every file that the process has open on the device of the mount (two numbers, the low half first) open
 /// through a read-only mount?
 const READ_ONLY: u8 = b'r';
 /// Question: is the thread being killed?
 const DYING: u8 = b'k';
-/// Question: the processor on which the thread ran last.
+/// Question: on which processor did the thread run last?
 const PROCESSOR: u8 = b'n';
-/// Question: let the thread of the server run only on the processor, or, with [`EVERYWHERE`], on those of the server's
-/// first thread.
+/// Request: let the thread of the server run only on the processor or, with [`EVERYWHERE`], on the processors of the
+/// server's first thread.
 const MOVE: u8 = b'a';
-/// Question: can the block device with this number (the low half first) be claimed? If so, the helper keeps the claim.
+/// Request: claim the block device with this number (the low half first). After the answer "ok", the helper has the
+/// claim.
 const TAKE_DEVICE: u8 = b'd';
 const READABLE: u64 = 1;
 const WRITABLE: u64 = 2;

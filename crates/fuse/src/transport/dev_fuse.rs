@@ -110,8 +110,8 @@ fn send(device: BorrowedFd<'_>, unique: u64, error: i32, body: &[u8]) -> io::Res
 /// The pause after a FORGET in a connection with rings. An INTERRUPT, which comes the same way, may wait so long.
 const FORGET_PAUSE: Duration = Duration::from_millis(1);
 
-/// The length of a buffer for one request or one answer. The largest request is a write; the largest answer is that to
-/// a read of the same size, or an extended attribute.
+/// The length of a buffer for one request or one answer. The largest request is a write. The largest answer has the
+/// data of an equal read, or an extended attribute.
 pub(super) fn buffer_len(max_write: usize) -> usize {
     max_write.max(64 << 10) + 4096
 }

@@ -19,8 +19,9 @@
 //! - L2. Threads are spread if that made a trial faster by more than one [`MARGIN`]th. With a smaller difference they
 //!   are gathered: threads that were gathered stay together for a while when they are spread, so a trial shows less of
 //!   the gain than there is. If a few windows in a row are much slower than the trial was, the next trial begins. The
-//!   first window after a move is not judged, nor is one whose end was missed, or which began before its threads were
-//!   moved. A trial in which one mode is [`CLEAR`] times as fast ends after one judged window of each.
+//!   first window after a move is not judged. A window whose end was missed, or which began before its threads were
+//!   moved, is not judged either. If one mode is [`CLEAR`] times as fast as the other, the trial ends after one judged
+//!   window of each mode.
 //! - L3. Threads are gathered where the client of the last request ran, and follow it. The client is looked up without
 //!   a lock: the lookup may ask the helper process, which may be waiting for the server.
 //! - L4. A thread that steps aside may run on every processor, and so may the threads that it starts.

@@ -97,7 +97,7 @@ impl Limit {
     }
 }
 
-/// Number of an extent's users that are below a group, before and after a change.
+/// Number of subvolumes below a group that use an extent, before and after a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct UserCounts {
     before: usize,

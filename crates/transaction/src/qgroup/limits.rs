@@ -4,7 +4,7 @@
 //! - I1. When a reservation is granted, the counted and reserved bytes of each group stay within its limits. Reserved
 //!   bytes are the bytes before compression, and the tree blocks for the items of the data (I2 of
 //!   `handle/quota_reservation.rs`); counted bytes are the bytes after compression. So any number of writers together
-//!   exceed no limit. Only removals that split extents may exceed a limit by their items: they reserve nothing.
+//!   exceed no limit. Only removals that split extents may exceed a limit: their new items are not reserved.
 
 use ubtrfs_format::RootId;
 

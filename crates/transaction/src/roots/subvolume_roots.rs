@@ -373,8 +373,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Queues a deleted subvolume. Each of the next commits drops a part of the subvolume. From now on, reads of the
-    /// subvolume's tree fail, and changes put into the tree are discarded.
+    /// Queues a deleted subvolume. Later commits drop the subvolume in parts. From now on, reads of the subvolume's
+    /// tree fail, and changes put into the tree are discarded.
     pub fn drop_subvolume(&self, id: RootId) {
         if let Some(tree) = self.trees.get(id) {
             tree.seal();

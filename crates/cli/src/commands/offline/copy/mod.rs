@@ -152,7 +152,7 @@ type PieceCallback<'p> = &'p mut dyn FnMut(u64, &[u8]) -> anyhow::Result<()>;
 /// The source of a copy.
 trait From {
     fn info(&self, path: &[u8], follow: bool) -> anyhow::Result<Option<SourceInfo>>;
-    /// The paths that a path with patterns leads to. The shell has expanded those of the host.
+    /// The paths that a path with patterns leads to. The shell has expanded host patterns.
     fn expand(&self, path: Vec<u8>) -> anyhow::Result<Vec<Vec<u8>>> {
         Ok(vec![path])
     }
