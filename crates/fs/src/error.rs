@@ -68,7 +68,7 @@ pub enum Error {
     /// ESHUTDOWN: a change after [`Fs::close`](crate::Fs::close).
     #[error("the filesystem is closed")]
     Closed,
-    /// An earlier [`Fs::close`](crate::Fs::close) failed. The error number is that of the earlier call.
+    /// An earlier [`Fs::close`](crate::Fs::close) failed. The error number is the one that the earlier call returned.
     #[error("{reason}")]
     CloseFailed {
         /// The error number of that call.
@@ -92,7 +92,7 @@ pub enum Error {
     /// EBUSY.
     #[error("busy: {0}")]
     Busy(&'static str),
-    /// EINPROGRESS: a running operation, such as a balance or a send, excludes this one.
+    /// EINPROGRESS: a running operation, such as a balance or a send, excludes this operation.
     #[error("{0}")]
     InProgress(&'static str),
     /// ENOTCONN: no operation of this kind is running.

@@ -1,8 +1,8 @@
 //! Subvolumes and inodes: names, attributes, file data, extended attributes.
 //!
-//! Above this crate are FUSE and the command line, below it the transaction engine. [`Fs`] is the entry point; every
-//! method takes `&self` and may be called from any thread. This crate neither knows how trees lie on disk nor allocates
-//! space: it reads and puts items of subvolumes.
+//! FUSE and the command line use this crate, and this crate uses the transaction engine. [`Fs`] is the entry point;
+//! every method takes `&self` and may be called from any thread. This crate neither knows how trees lie on disk nor
+//! allocates space: it reads and puts items of subvolumes.
 //!
 //! The modules, from the top down. Apart from [`Fs`], each module imports only from modules below it:
 //!

@@ -82,8 +82,8 @@ impl CallerGroups {
         self.umask_of(req.pid).unwrap_or(0o022)
     }
 
-    /// Whether the caller has a capability. If the process is not visible, root counts as having all, other users as
-    /// having none.
+    /// Whether the caller has a capability. If the process is not visible, root counts as having all capabilities,
+    /// other users as having no capability.
     pub(crate) fn is_capable(&self, req: &FuseRequest<'_>, capability: u32) -> bool {
         self.has_capability(req.pid, capability).unwrap_or(req.uid == 0)
     }

@@ -11,8 +11,8 @@
 //! - N1. An INTERRUPT can overtake its request, because different threads handle them. The request numbers in early
 //!   INTERRUPTs are kept, at most [`EARLY_MAX`] of them. Each cancellable request looks for its number among them when
 //!   it starts.
-//! - N2. No ioctl outlives the connection to the kernel by more than one step of the ioctl's job: nobody would get the
-//!   answer, and the end of the mount waits for the ioctl.
+//! - N2. No ioctl outlives the connection to the kernel by more than one step of the ioctl's job: no process would get
+//!   the answer, and the end of the mount waits for the ioctl.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! Decides which listings bring attributes.
 //!
-//! A listing can bring the attributes of each entry (readdirplus). The kernel then makes an inode for each of them,
-//! which takes several times as long as the names. `ls -l`, `du` and `tar` use the attributes, and without them they
-//! send a request for each entry; `find` and shells use the names alone. The server may leave attributes out, entry by
-//! entry. The kernel does not tell whether a program uses the attributes that it got. So the server leaves out those of
-//! a few entries: a lookup of such an entry shows that the attributes of the others are used too.
+//! A listing can bring the attributes of each entry (readdirplus). The kernel then makes an inode for each entry, which
+//! takes several times as long as the names. `ls -l`, `du` and `tar` use the attributes, and request them for each
+//! entry if the listing has none; `find` and shells use only names. The server may leave attributes out, entry by
+//! entry. The kernel does not tell whether a program uses the attributes that it got. So the server leaves out the
+//! attributes of a few entries: a lookup of such an entry shows that the program uses attributes.
 //!
 //! ```text
 //!           PATIENCE entries without a lookup           a lookup in a directory that the caller listed
@@ -14,15 +14,18 @@
 //!    +------------------------------ a lookup --------- without a lookup ------------------------------>+
 //! ```
 //!
-//! - G1. Directories always bring their attributes, because every program that walks a tree enters them.
-//! - G2. A caller that does not use attributes may change its ways, so names are given alone only as long as nothing is
-//!   looked up in the directories that the caller listed. Programs that read a whole directory before they use the
-//!   attributes keep them to its end once they were seen using some (`Proven`).
+//! - G1. Entries that are directories always have their attributes, because every program that walks a tree enters
+//!   directories.
+//! - G2. A caller that uses no attributes may use some later. So its listings have no attributes only as long as
+//!   nothing is looked up in the directories that it listed. A program may read a whole directory before it uses the
+//!   attributes. So once a caller was seen using attributes, its listings have them to the end of the directory
+//!   (`Proven`).
 //! - G3. The kernel keeps the names of a listing, and answers the next listing of any program from them, without
-//!   attributes. So after some lookups in a directory that was listed by name alone, the kernel is told to forget the
-//!   list of names, and with it those of other directories that were listed so ([`Listings::looked_up`]).
-//! - G4. The memory is bounded ([`CALLERS_MAX`], [`DIRS_MAX`]). It decides only about speed: the kernel looks up an entry
-//!   without attributes as any other name.
+//!   attributes. So after some lookups in a directory that was listed without attributes, the kernel is told to forget
+//!   the names of this directory, and of other directories that were listed without attributes
+//!   ([`Listings::looked_up`]).
+//! - G4. The memory is bounded ([`CALLERS_MAX`], [`DIRS_MAX`]). What is forgotten costs only speed: the kernel looks up
+//!   an entry without attributes as any other name.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,7 +56,7 @@ struct ListingCaller {
     mode: ListingMode,
     /// Entries with attributes since a lookup has shown that the caller uses them.
     nr_unused: u64,
-    /// Entries since the last one that was left out as a sample.
+    /// Entries since the last entry that was left out as a sample.
     nr_since_sample: u64,
     nr_lookups: u64,
     listed_at: Instant,
@@ -205,15 +208,16 @@ impl Listing {
     }
 }
 
-/// One of so many entries is left out to see whether it is looked up. A lookup takes about as long as the attributes of
-/// five entries.
+/// The attributes of one in this many entries are left out, to see whether the entry is looked up. A lookup takes about
+/// as long as the attributes of five entries.
 const SAMPLE: u64 = 128;
-/// So many entries in a row get attributes that are not used. Making them takes a tenth of a second; without them, a
-/// program that uses the attributes only after it has read the whole directory has to look up all further ones.
+/// After this many entries in a row whose attributes are not used, listings have no attributes. Making these attributes
+/// takes a tenth of a second. A program that uses attributes only after it has read the whole directory has to look up
+/// all further entries.
 const PATIENCE: u64 = 16 << 10;
-/// So many lookups show that a program uses the attributes in a directory which was listed by name alone.
+/// This many lookups in a directory that was listed without attributes show that a program uses attributes.
 const LOOKUPS: u32 = 16;
-/// A caller that has listed nothing for so long may be another one with the same number.
+/// If a caller has listed nothing for this long, its number may belong to another thread.
 const MEMORY: Duration = Duration::from_secs(10);
 const CALLERS_MAX: usize = 256;
 const DIRS_MAX: usize = 64 << 10;

@@ -1,13 +1,13 @@
 //! [`LostPages`]: files with written pages that the server refused to store, for example on a full filesystem.
 //!
-//! A program that writes through a mapping is told of success before the kernel sends the pages to the server; with
-//! `writeback_cache`, so is every program that writes. If the server then refuses a page, the kernel drops its content.
-//! Only fsync, msync and close report that, if the program calls them. So the log names the file and the range at once,
-//! `stats` shows them, and the session names them when it ends.
+//! A write through a mapping succeeds before the kernel sends the pages to the server. With `writeback_cache`, every
+//! write does. If the server then refuses a page, the kernel drops the page's content. Only fsync, msync and close
+//! report the loss, if the program calls them. So the log names the file and the range at once, `stats` shows them, and
+//! the session names them when it ends.
 //!
-//! Space for such pages cannot be reserved before they arrive. For a mapping and for the first store to one of its pages,
-//! the kernel sends no request (`FUSE_SETUPMAPPING` exists only for DAX), and the flags of an open tell only that the file
-//! can be mapped for writing. The first request with anything about the page is the write of its content.
+//! Space for such pages cannot be reserved before they arrive. For a mapping and for the first store to one of its
+//! pages, the kernel sends no request (`FUSE_SETUPMAPPING` exists only for DAX), and the flags of an open tell only
+//! that the file can be mapped for writing. The first request that concerns the page is the write of its content.
 
 use std::collections::BTreeMap;
 
@@ -34,8 +34,8 @@ struct Loss {
 }
 
 impl LostPages {
-    /// Notes that bytes of a file were refused. Logs the first loss of a file at once, and again each time when the loss
-    /// has doubled, so that the messages for one file are few.
+    /// Notes that bytes of a file were refused. Logs the first loss of a file at once, and then each time when the loss
+    /// has doubled, so that there are few messages for one file.
     pub(crate) fn note(&self, fs: &Fs, id: InodeId, offset: u64, len: usize, errno: Errno) {
         let Some(loss) = self.add(id, offset, len as u64, errno) else { return };
         match fs.paths_of(id, 1, 0).ok().and_then(|(mut paths, _)| paths.pop()) {
@@ -67,7 +67,8 @@ impl LostPages {
         self.0.lock().remove(&id);
     }
 
-    /// Tells which files lost pages, and which; `None` if there is no such file, or all of them are deleted.
+    /// Names the files that lost pages, and the lost ranges; `None` if there is no such file, or all such files are
+    /// deleted.
     pub(crate) fn describe(&self, fs: &Fs) -> Option<String> {
         let files = self.with_paths(fs);
         let mut named: Vec<String> = files.iter().take(MAX_NAMED).map(|(path, loss)| lost_of(path, loss)).collect();

@@ -4,7 +4,7 @@
 //! M1. [`check`] runs before the image is opened, and checks the mount point and whether FUSE can be used. M2. The
 //! kernel decides who may enter the mount (`allow_other`). The kernel also checks permissions inside the mount
 //! (`default_permissions`) unless that is pointless ([`MountConfig::checks_permissions`]). The server answers every
-//! request that arrives, also those of the kernel's own writeback.
+//! request that arrives, including requests of the kernel's own writeback.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -228,7 +228,7 @@ pub enum MountError {
         /// The reason.
         source: io::Error,
     },
-    /// The filesystem is also in use elsewhere, so the server goes on.
+    /// The filesystem is also in use elsewhere, so the server continues.
     #[error("{dir} is unmounted, but {used}; {committed}; {remedy}")]
     InUseElsewhere {
         /// The mount point.
@@ -410,8 +410,8 @@ impl Mounted {
         self.info.options.iter().any(|shown| shown == option)
     }
 
-    /// Changes the flags of the mount to those of `config`, as `mount -o remount` does. The server's own settings stay
-    /// unchanged.
+    /// Changes the flags of the mount to the flags of `config`, as `mount -o remount` does. The server's own settings
+    /// stay unchanged.
     ///
     /// # Errors
     ///

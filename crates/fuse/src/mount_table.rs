@@ -55,7 +55,7 @@ impl MountInfo {
     }
 }
 
-/// The mount on exactly this directory; the topmost if there are several.
+/// The mount on exactly this directory; the topmost mount if there are several.
 pub(crate) fn find_mount(dir: &Path) -> Option<MountInfo> {
     mounts().into_iter().rfind(|mount| mount.dir == dir)
 }
@@ -75,9 +75,9 @@ pub fn mount_point_of(image: &Path) -> Option<PathBuf> {
     mount_points_of(image).into_iter().next()
 }
 
-/// Where this image or device may be mounted by ubtrfs, for root or this user, the latest mount first. The table of mounts
-/// names the device by which a filesystem was mounted, also after the device has left it. So the server of a mount decides
-/// whether it uses the device. Empty if nobody uses it.
+/// The mount points at which ubtrfs may have mounted this image or device, for root or this user, the latest mount
+/// first. The table of mounts names the device by which a filesystem was mounted, even after the device has left the
+/// filesystem. So only the server of a mount knows whether the mount uses the device.
 pub fn mount_points_of(image: &Path) -> Vec<PathBuf> {
     let Ok(full) = std::fs::canonicalize(image) else { return Vec::new() };
     let is_of =
@@ -100,8 +100,8 @@ pub fn image_mounted_at(path: &Path) -> Option<PathBuf> {
     Some(PathBuf::from(found.source)).filter(|source| is_ours && source.is_absolute())
 }
 
-/// A number of the mount at this path, found without a question to its server: the number that no other mount ever has or,
-/// before Linux 6.8, none.
+/// The number of the mount at this path that no other mount ever has, found without asking the mount's server. `None`
+/// before Linux 6.8.
 pub(crate) fn unique_id(path: &Path) -> Option<u64> {
     unique_id_at(CWD, path, AtFlags::SYMLINK_NOFOLLOW)
 }

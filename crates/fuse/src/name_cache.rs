@@ -45,7 +45,7 @@ impl NameCache {
 
     /// Makes the kernel soon forget the name of a directory and everything below it. If a name is in use when the
     /// kernel is told to forget it, the kernel keeps the name and its inode until memory is short. So the kernel is
-    /// told again, at growing intervals, to forget the names that `used` returns, until `used` returns none. A name
+    /// told again, at growing intervals, to forget the names that `used` returns, until `used` returns no name. A name
     /// that is in use keeps working.
     pub(crate) fn forget_with(&self, dir: u64, name: &[u8], used: impl Fn() -> Vec<(u64, Vec<u8>)> + Send + 'static) {
         let Some(notifier) = self.notifier.get().cloned() else { return };

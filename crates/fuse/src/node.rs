@@ -2,9 +2,9 @@
 //!
 //! On Linux each subvolume has a separate device number (`st_dev`), and inode numbers are unique only in a subvolume. A
 //! FUSE mount has one device number, and programs treat two directories with equal `st_dev` and `st_ino` as one
-//! directory. So all inode numbers of a mount differ, also those of nested subvolumes' root directories. The node id,
-//! which must be unique anyway, is computed from the subvolume and the inode number in it, and programs see it as
-//! `st_ino`:
+//! directory. So all inode numbers of a mount differ, including the numbers of nested subvolumes' root directories. The
+//! node id, which must be unique anyway, is computed from the subvolume and the inode number in it, and programs see it
+//! as `st_ino`:
 //!
 //! | inode                                                              | node id and `st_ino`                      |
 //! |--------------------------------------------------------------------|-------------------------------------------|
@@ -16,13 +16,14 @@
 //! | anything else                                                      | `2^63 \| 62 bits of a hash`, incremented while the id is taken |
 //!
 //! Except for numbers made from hashes, the numbers are equal after every mount and on every machine. Backups that
-//! compare inode numbers with those of the last run, file handles that outlive the server (NFS), and
-//! `tar --listed-incremental` depend on equal numbers. Subvolume ids are not reused, so a number never refers to
-//! another file later. Numbers made from hashes are also equal unless two hashes collide; file handles with these
-//! numbers become stale when the server ends.
+//! compare inode numbers with the numbers of their last run, file handles that outlive the server (NFS), and `tar
+//! --listed-incremental` depend on equal numbers. Subvolume ids are not reused, so a number never refers to another
+//! file later. Numbers made from hashes are also equal unless two hashes collide; file handles with these numbers
+//! become stale when the server ends.
 //!
 //! The root of the FUSE filesystem is the root directory of the first mounted subvolume or, if the mounts show several
-//! subvolumes, the top level. Of the root directories of subvolumes, only that of the first mounted one has `st_ino` 256.
+//! subvolumes, the top level. Among the root directories of subvolumes, only the root directory of the first mounted
+//! subvolume has `st_ino` 256.
 //!
 //! Invariants:
 //! - N1. The mapping is one to one for the lifetime of the mount. An id that [`NodeIds::node`] cannot have made is
@@ -46,7 +47,7 @@ pub(crate) struct NodeIds {
     root: InodeId,
     /// The subvolume whose inodes keep their numbers.
     first: RootId,
-    /// Inodes whose numbers do not fit the arithmetic forms; ordinary filesystems have none.
+    /// Inodes whose numbers do not fit the arithmetic forms; ordinary filesystems have no such inodes.
     outliers: RwLock<Outliers>,
 }
 

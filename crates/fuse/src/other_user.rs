@@ -6,9 +6,10 @@
 //! - Q1. The parent waits for the answer for at most [`PATIENCE`], then kills the child and continues without an answer.
 //! - Q2. The child enters a copy of the mount that belongs to no directory, so the mount itself is not busy even if the
 //!   child waits forever.
-//! - Q3. While a server is asked, its user may unmount it and put another directory, or a symbolic link, in the place of
-//!   one on the way; so may the owner of a directory above root's own mount. Therefore root unmounts and remounts in a
-//!   directory that was opened before ([`MountPoint`]), and only if the same mount is still there.
+//! - Q3. While a server is asked, its user may unmount the mount and replace a directory of the path by another
+//!   directory or a symbolic link. The owner of a directory above root's own mount may do that too. Therefore root
+//!   unmounts and remounts in a directory that was opened before ([`MountPoint`]), and only if the same mount is still
+//!   there.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -61,7 +62,7 @@ impl MountPoint {
         Ok(point)
     }
 
-    /// Fails if another mount, or none, is on the mount point now. Does not ask the server.
+    /// Fails if another mount, or no mount, is on the mount point now. Does not ask the server.
     pub(crate) fn check(&self) -> io::Result<()> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let top = rustix::fs::openat(&self.parent, &self.name, flags, Mode::empty())?;
@@ -111,8 +112,8 @@ pub(crate) fn without_entering(dir: &Path) -> Option<PathBuf> {
     Some(std::fs::canonicalize(parent).unwrap_or_else(|_| parent.to_owned()).join(dir.file_name()?))
 }
 
-/// The name of the control socket of the mount at this directory. Another user's mount is asked by the helper (Q1),
-/// if there is one, and not awaited after `until`.
+/// The name of the control socket of the mount at this directory. If there is a helper, it asks another user's mount
+/// (Q1). The wait for its answer ends at `until`.
 pub(crate) fn control_name(dir: &Path, helper: Option<HelperCommand<'_>>, until: Instant) -> io::Result<Vec<u8>> {
     let uid = mount_table::find_mount(dir).and_then(|found| other_user_of(&found));
     match (uid, helper) {
@@ -186,8 +187,8 @@ const NAME: u8 = b'n';
 /// The first byte of an answer: the text of an error follows.
 const ERROR: u8 = b'e';
 
-/// Reads the name of the control socket of the mount at `dir`, by the path `way` into the mount. Root reads it also in a
-/// mount that admits only the user who mounted it.
+/// Reads the name of the control socket of the mount at `dir`, by the path `way` into the mount. Root can read it even
+/// in a mount that admits only the user who mounted it.
 fn read_control_name(dir: &Path, way: &Path) -> io::Result<Vec<u8>> {
     match read_name(way) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied && mount::is_root() => {

@@ -1,13 +1,15 @@
 //! The uses of a filesystem that remain after one of its mounts was unmounted: other mounts, mounts in other mount
-//! namespaces, and detached mounts in which a process works. The server goes on for them, so `umount` makes it commit.
+//! namespaces, and detached mounts in which a process works. The server continues to serve them, so `umount` makes it
+//! commit.
 //!
-//! Other mounts are of two kinds. A mount that `ubtrfs mount` made is known to the server, and is unmounted by itself; the
-//! filesystem stays in use as wanted. Any other one is a bind mount, which keeps a mount in use that should have ended.
+//! Other mounts are of two kinds. The server knows the mounts that `ubtrfs mount` made. Each of them is unmounted by
+//! itself, so the filesystem stays in use as wanted. Any other mount is a bind mount, which keeps a filesystem in use
+//! that should have been closed.
 //!
 //! - R1. Only a file of the unmounted filesystem is opened, and only if this user may control its server. Before opening,
 //!   the file's device number is read without asking any server.
 //! - R2. A mount is unmounted only if it has been a mount of the filesystem since before the first unmount. A device
-//!   number alone does not identify a filesystem, because Linux gives it to another one after the last unmount.
+//!   number alone does not identify a filesystem, because Linux gives it to another filesystem after the last unmount.
 
 use std::fs::DirEntry;
 use std::io;
@@ -102,7 +104,7 @@ impl Remaining {
     /// entered.
     ///
     /// # Errors
-    /// The commit fails, or `ubtrfs mount` has made not both the unmounted mount and one of those that remain.
+    /// The commit fails. Or `ubtrfs mount` did not make the unmounted mount, or made no mount that remains.
     pub(crate) fn commit(self, dir: &str, name: &[u8], foreign: bool) -> Result<(), MountError> {
         let committed = match foreign {
             true => Err(NotCommitted::NotYet("another user's mount is not entered".to_owned())),
@@ -144,7 +146,7 @@ pub(crate) fn others(mount: &MountInfo) -> Vec<MountInfo> {
 /// numbers of mounts of this filesystem (R2). `dir` is only named in errors.
 ///
 /// # Errors
-/// No mount has such a number. Or a mount is busy, and all others are unmounted; or none could be unmounted.
+/// No mount has such a number; a mount is busy (all others are unmounted then); or no mount could be unmounted.
 pub(crate) fn unmount_all(dir: &Path, device: u64, keys: &[u64], lazy: bool) -> Result<(), MountError> {
     let shown = || dir.display().to_string();
     let has_device = |mount: &MountInfo| mount.is_of_ubtrfs() && mount.device_number() == Some(device);
@@ -163,9 +165,10 @@ pub(crate) fn unmount_all(dir: &Path, device: u64, keys: &[u64], lazy: bool) -> 
     }
 }
 
-/// Unmounts these mounts of one filesystem. Returns `None` if there are none, and the error of a busy mount if there is one.
-/// A mount that cannot be unmounted for another reason stays, unless no other one could be unmounted either.
-/// `by_descriptor` tells whether this process unmounts itself, so that it can name a mount by an opened directory.
+/// Unmounts these mounts of one filesystem. Returns `None` if there are no mounts, and the error of a busy mount if a
+/// mount is busy. A mount that cannot be unmounted for another reason stays mounted. That is an error only if no mount
+/// could be unmounted. `by_descriptor` tells whether this process unmounts itself, so that it can name a mount by an
+/// opened directory.
 pub(crate) fn unmount_each(mounts: &[MountInfo], lazy: bool, by_descriptor: bool) -> Option<Result<(), MountError>> {
     let (mut outcome, mut busy) = (None, None);
     // The last mount is the topmost one, if several are on one directory, and lies below those that it hides.
@@ -192,7 +195,7 @@ pub(crate) fn unmount_each(mounts: &[MountInfo], lazy: bool, by_descriptor: bool
 
 /// Why the server has not committed.
 enum NotCommitted {
-    /// It was not asked, or something failed that a later commit may do.
+    /// The server was not asked, or something failed that a later commit may do.
     NotYet(String),
     /// The filesystem has turned read-only: no commit follows.
     ReadOnly(String),
@@ -243,7 +246,8 @@ impl User {
     }
 }
 
-/// A process other than the server and this one that works in a directory of the filesystem or has a file of it open.
+/// A process that works in a directory of the filesystem or has a file of it open, other than the server and this
+/// process.
 fn user_of_detached(device: u64, server: i32) -> Option<User> {
     let own = std::process::id();
     for process in std::fs::read_dir("/proc").ok()?.flatten() {

@@ -1,4 +1,5 @@
-//! [`ServedFs`]: the filesystem that a session serves, and [`Serving`]: how its requests reach it.
+//! [`ServedFs`]: the filesystem that a session serves, and [`Serving`]: the way of the session's requests to this
+//! filesystem.
 //!
 //! A seed that gets a device becomes the base of another filesystem, a sprout. As on Linux, the mounts of the seed show the
 //! sprout from then on.
@@ -7,11 +8,12 @@
 //! seed --exchange()--> sprout --end()--> none: the session closes it
 //! ```
 //!
-//! - F1. Only a seed is exchanged. It is never written, and the sprout begins with the same content, so whatever a program or
-//!   the kernel learned from the seed stays true. A request or command that still uses the seed goes on with it.
-//! - F2. The references of the kernel pass to the sprout while no request runs that hands them out or gives them back. So an
-//!   open file of the mount stays usable when it is removed later.
-//! - F3. The requests of a mount that is no seed take no lock for this.
+//! - F1. Only a seed is exchanged. A seed is never written, and the sprout begins with the same content, so everything
+//!   that a program or the kernel learned from the seed stays true. A request or command that still uses the seed may
+//!   continue to use it.
+//! - F2. The references of the kernel pass to the sprout while no request runs that adds or gives back references. So
+//!   an open file of the mount stays usable when it is removed later.
+//! - F3. On a mount that is no seed, requests take no lock for the exchange.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
@@ -25,8 +27,8 @@ use crate::protocol::{FuseRequest, Operation, Reply};
 use crate::server::Server;
 use crate::transport::{Handler, ThreadMover, WorkerPlace};
 
-/// The filesystem of a session. No lock is taken while one of its locks is held, but for those of a commit in
-/// [`Self::commit`].
+/// The filesystem of a session. While a lock of this struct is held, no other lock is taken, except the locks of a
+/// commit in [`Self::commit`].
 #[derive(Debug)]
 pub(crate) struct ServedFs {
     current: RwLock<Option<Current>>,
@@ -38,7 +40,7 @@ pub(crate) struct ServedFs {
 #[derive(Clone, Debug)]
 struct Current {
     fs: Arc<Fs>,
-    /// Whether it was read-only from the start.
+    /// Whether the filesystem was read-only from the start.
     is_read_only: bool,
 }
 
@@ -54,12 +56,13 @@ impl ServedFs {
         self.current.read().as_ref().map(|current| Arc::clone(&current.fs))
     }
 
-    /// As [`Self::get`], for a thread that may hold the lock: `None` then, too.
+    /// As [`Self::get`], for a thread that may hold the lock: does not wait, and returns `None` while the lock is held
+    /// exclusively.
     pub(crate) fn try_get(&self) -> Option<Arc<Fs>> {
         self.current.try_read()?.as_ref().map(|current| Arc::clone(&current.fs))
     }
 
-    /// Calls `commit`, unless the session closes the filesystem. [`Self::end`] waits for it.
+    /// Calls `commit`, unless the session closes the filesystem. [`Self::end`] waits for this call.
     pub(crate) fn commit(&self, commit: impl FnOnce(&Fs)) {
         let _committing = self.committing.lock();
         if let Some(fs) = self.get() {
@@ -85,8 +88,8 @@ impl ServedFs {
         serving
     }
 
-    /// Serves `sprout` instead of the seed (F1, F2). Returns false if the session ends, or if requests go on for too long;
-    /// the seed is served then.
+    /// Serves `sprout` instead of the seed (F1, F2). Returns false if the session ends, or if running requests take too
+    /// long. Then the session still serves the seed.
     pub(crate) fn exchange(&self, sprout: &Arc<Fs>) -> bool {
         let Some(serving) = self.serving.get().and_then(Weak::upgrade) else { return false };
         let Serving::Seed(server) = &*serving else { return false };
@@ -165,5 +168,5 @@ impl Handler for Arc<Serving> {
 
 /// How long an exchange waits for running requests.
 const EXCHANGE_PATIENCE: Duration = Duration::from_secs(5);
-/// How long new requests wait for an exchange that waits for running ones.
+/// How long new requests wait for an exchange that waits for running requests.
 const EXCHANGE_WAIT: Duration = Duration::from_millis(10);

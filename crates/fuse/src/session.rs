@@ -6,13 +6,14 @@
 //!                 +-- panic in any thread, another program has the device --> read-only: nothing is committed any more
 //! ```
 //!
-//! A session serves all mounts of a filesystem. The first one is made by `mount()`. If it shows one subvolume of several, it
-//! appears on its directory only when the session serves, because the kernel asks for the subvolume's path (`subtree.rs`).
+//! A session serves all mounts of a filesystem. `mount()` makes the first mount. If this mount shows one subvolume of
+//! several, it appears on its directory only when the session serves, because the kernel asks for the subvolume's path
+//! (`subtree.rs`).
 //!
 //! R1. `umount` gets "ok" only after the final commit has succeeded and the devices are closed. If the filesystem stays
-//!     in use elsewhere, `umount` commits, and fails with the other use.
-//! R2. A signal that ends the session unmounts all mounts of the filesystem in this mount namespace, and commits, even if
-//!     the session has to go on because the filesystem is in use.
+//!     in use elsewhere, `umount` commits, and its error names the other use.
+//! R2. A signal that ends the session unmounts all mounts of the filesystem in this mount namespace, and commits, even
+//!     if the session has to continue because the filesystem is in use.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -194,9 +195,9 @@ impl Session {
         self.is_fuseblk.as_ref().copied().map_err(String::as_str)
     }
 
-    /// Watches for loop devices over the mounted image file: claims them, so that the kernel does not mount them, and stops
-    /// writing if the kernel has mounted one. Failures are ignored, because the watch only protects against mistakes. A
-    /// read-only mount needs no watch.
+    /// Watches for loop devices over the mounted image file: claims them, so that the kernel does not mount them, and
+    /// stops writing if the kernel has mounted such a device. Failures are ignored, because the watch only protects
+    /// against mistakes. A read-only mount needs no watch.
     pub fn watch_image(&mut self, image: &Path) {
         if self.served.get().is_none_or(|fs| fs.options().read_only) {
             return;
@@ -205,8 +206,8 @@ impl Session {
         self.loop_watch = LoopWatch::start(image, move |event| on_loop_device(&served, &dir, &event)).ok();
     }
 
-    /// The first mount, if it is on no directory yet. A helper process that is started for [`Self::confine`] afterwards must
-    /// get it, because a confined process cannot mount.
+    /// The first mount, if it is on no directory yet. If a helper process is started for [`Self::confine`] afterwards,
+    /// pass this mount to it, because a confined process cannot mount.
     pub fn take_placement(&mut self) -> Option<DetachedMount> {
         match std::mem::replace(&mut self.placing, Placing::ByHelper) {
             Placing::Here(placement) => Some(placement),
@@ -218,7 +219,7 @@ impl Session {
     }
 
     /// Gives up every right that serving does not need. If this process runs as root, it runs as `identity` afterwards.
-    /// In every case, `unmounter` unmounts for it from then on.
+    /// From then on, `unmounter` unmounts for this process, even if it does not run as root.
     pub fn confine(&mut self, unmounter: PrivilegedHelper, identity: Identity) -> Confinement {
         // A helper that places the mount answers only when the session serves.
         let knows = if matches!(self.placing, Placing::ByHelper) { Ok(()) } else { unmounter.mounted() };
@@ -310,8 +311,8 @@ impl Session {
     }
 }
 
-/// Puts the first mount on its directory in a thread, because the session has to answer requests meanwhile, and then calls
-/// `ready`. Calls `ready` at once if the mount is there already.
+/// Puts the first mount on its directory in a thread, because the session has to answer requests at the same time, and
+/// then calls `ready`. Calls `ready` at once if the mount is there already.
 fn place_when_served(
     placing: Placing,
     helper: Option<Arc<PrivilegedHelper>>,
@@ -353,8 +354,8 @@ pub(crate) fn abort(fs: &Fs, reason: &str) {
     tracing::error!("the filesystem has turned read-only: {reason}");
 }
 
-/// Tells of a loop device over the mounted image. If the kernel has mounted it and can write to it, nothing is written any
-/// more, because the kernel and this process would overwrite each other's blocks.
+/// Logs a loop device over the mounted image. If the kernel has mounted the loop device and can write to it, nothing is
+/// written any more, because the kernel and this process would overwrite each other's blocks.
 fn on_loop_device(served: &Weak<ServedFs>, dir: &Path, event: &LoopEvent) {
     let dir = dir.display();
     match event {
@@ -402,7 +403,7 @@ fn abort_on_panic(served: Weak<ServedFs>) {
     }));
 }
 
-/// What signals act on.
+/// The parts of a session that a signal acts on.
 struct Signalled {
     dir: PathBuf,
     device: u64,
@@ -477,11 +478,11 @@ fn unmount_by(
     }
 }
 
-/// Unmounts `dir` and returns when the server's last commit is durable. If other mounts of the filesystem remain that were
-/// mounted one by one, makes the server commit instead. If only bind mounts of it remain, makes the server commit, and
-/// fails with [`MountError::InUseElsewhere`]. If it is still in use in another mount
-/// namespace or in a detached mount, waits for that if `lazy` is true, and otherwise fails in the same way. Waits without
-/// a limit for the server, also if another user runs it.
+/// Unmounts `dir` and returns when the server's last commit is durable. If other mounts of the filesystem remain that
+/// `ubtrfs mount` made, makes the server commit instead. If only bind mounts of the filesystem remain, makes the server
+/// commit, and fails with [`MountError::InUseElsewhere`]. If the filesystem is still in use in another mount namespace
+/// or in a detached mount, waits for the end of that use if `lazy` is true, and otherwise fails in the same way. Waits
+/// for the server without a limit, also if another user runs it.
 pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     unmount_by_asking(dir, lazy, None)
 }
@@ -578,7 +579,7 @@ fn ends_soon(server: &UnixStream, patience: Duration) -> bool {
     poll(&mut ends, timeout.as_ref()).is_ok_and(|nr_ready| nr_ready > 0)
 }
 
-/// How long a server may go on until other uses of the filesystem are searched for.
+/// If a server has not ended after this time, other uses of the filesystem are searched for.
 const USE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The process that listens on the other end, for messages.
@@ -587,8 +588,8 @@ fn process_of(server: &UnixStream) -> String {
     peer.map_or_else(|_| "of its server".to_owned(), |peer| peer.pid.to_string())
 }
 
-/// How long another user's server may take to answer all questions, and to give a sign of life while it commits. A server
-/// that gives such signs is awaited longer (`ubtrfs_control::await_unmount`).
+/// How long another user's server may take to answer all questions, and to give a sign of life while it commits. If a
+/// server gives such signs, the wait is longer (`ubtrfs_control::await_unmount`).
 const QUESTIONS_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long another user's server that has answered late may take to give the first sign of life while it commits.

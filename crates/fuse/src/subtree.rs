@@ -13,8 +13,8 @@
 //! - P2. The path of a subvolume is resolved in a clone of the top level, which has no other mounts in it. Links are not
 //!   followed, as for `subvol=` on Linux.
 //! - P3. A mount appears with its flags: they are set before it is on a directory.
-//! - P4. The server must answer requests while a mount is placed, so it cannot place a mount before it serves. A confined
-//!   server cannot place one at all; its helper does (`sandbox/helper.rs`).
+//! - P4. The server must answer requests while a mount is placed, so it cannot place a mount before it serves. A
+//!   confined server cannot place a mount at all; its helper does (`sandbox/helper.rs`).
 
 use std::ffi::OsStr;
 use std::io;
@@ -129,14 +129,15 @@ impl DetachedMount {
     }
 }
 
-/// A mount of a filesystem, beside which other subvolumes can be mounted.
+/// A mount of a filesystem whose other subvolumes can be mounted too.
 #[derive(Clone, Debug)]
 pub struct FirstMount {
     found: MountInfo,
 }
 
 impl FirstMount {
-    /// All mounts of ubtrfs that root or this user made and that nothing covers. Those whose source is `image` come first.
+    /// All mounts of ubtrfs that root or this user made and that nothing covers. Mounts whose source is `image` come
+    /// first.
     pub fn all(image: &Path) -> Vec<Self> {
         let full = std::fs::canonicalize(image).unwrap_or_default();
         let is_ours = |found: &MountInfo| found.is_of_ubtrfs() && other_user::other_user_of(found).is_none();
@@ -158,7 +159,7 @@ impl FirstMount {
         self.found.device == other.found.device && self.found.root == Path::new("/").join(OsStr::from_bytes(path))
     }
 
-    /// A filesystem that it shows has this in common with all its mounts.
+    /// The number of the shown filesystem (`major:minor`), which all its mounts have in common.
     pub fn filesystem(&self) -> &[u8] {
         &self.found.device
     }
@@ -168,7 +169,7 @@ impl FirstMount {
         &self.found.dir
     }
 
-    /// Whether root made it. The subvolumes of other mounts cannot be mounted beside them.
+    /// Whether root made the mount. If not, no other subvolume of its filesystem can be mounted.
     pub fn is_of_root(&self) -> bool {
         self.found.user().is_some_and(|(uid, _)| uid.is_root())
     }

@@ -158,8 +158,8 @@ pub struct DirtyData {
 
 /// Requests of the engine that the crate above it, `fs`, carries out.
 pub trait Flusher: Send + Sync {
-    /// Writes back about `target_bytes` of dirty file data, or all of it if `target_bytes` is `None`. Leaves out files
-    /// whose locks are held and files whose data could not be written before.
+    /// Writes back about `target_bytes` of dirty file data, or all dirty file data if `target_bytes` is `None`. Leaves
+    /// out files whose locks are held and files whose data could not be written before.
     ///
     /// # Errors
     ///
@@ -454,7 +454,7 @@ impl Engine {
         self.space.block_group_at(start).filter(|group| group.start == start)
     }
 
-    /// Whether the block group that starts at this address lies on a seed device. It is never written.
+    /// Whether the block group that starts at this address lies on a seed device. Such a block group is never written.
     pub fn is_on_seed(&self, start: Logical) -> bool {
         self.space.is_on_seed(start)
     }

@@ -1,7 +1,7 @@
-//! [`find_devices`]: finds the other devices of a filesystem, also the seed devices on which it builds.
+//! [`find_devices`]: finds the other devices of a filesystem, including the seed devices on which it builds.
 //!
-//! `ubtrfs_device::find_members` finds devices by their superblocks. Which of the machine's seed devices are those of a
-//! filesystem is in its chunk tree. Its first nodes are on its own devices, so the devices that it has are opened first.
+//! `ubtrfs_device::find_members` finds devices by their superblocks. The chunk tree of a filesystem names its seed
+//! devices. The first nodes of the chunk tree are on the filesystem's own devices, so these devices are opened first.
 //!
 //! Invariants:
 //! - F1. Nothing is written or locked, and a seed device that the filesystem does not name is not opened.
@@ -20,9 +20,9 @@ use uuid::Uuid;
 use crate::engine::EngineOptions;
 use crate::open::load_chunk_map;
 
-/// The devices that belong to the filesystem of the given ones, but are not among them, as
-/// [`find_members`](ubtrfs_device::find_members) finds them. Seed devices are among those found if the filesystem builds on
-/// them; `seeds` is empty.
+/// The devices that belong to the filesystem of the given devices, but were not given, as
+/// [`find_members`](ubtrfs_device::find_members) finds them. `found` also has the seed devices on which the filesystem
+/// builds; `seeds` is empty.
 ///
 /// # Errors
 ///
@@ -71,8 +71,8 @@ fn seeds_of(own: &[&Path], mut possible: Vec<PossibleSeed>) -> Vec<PossibleSeed>
     }
 }
 
-/// The ids and UUIDs of the devices that the superblock's system chunks and the chunk tree name, as far as they can be read,
-/// and whether all of them could.
+/// The ids and UUIDs of the devices that the superblock's system chunks and the chunk tree name, as far as they can be
+/// read, and whether all of them could be read.
 #[expect(clippy::type_complexity, reason = "a private pair with one user")]
 fn named_devices(devices: Vec<Arc<dyn Device>>) -> Result<(Vec<(DevId, Uuid)>, Result<()>)> {
     let options = EngineOptions { read_only: true, degraded: true, ..EngineOptions::default() };

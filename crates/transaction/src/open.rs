@@ -111,8 +111,8 @@ impl Engine {
     }
 }
 
-/// The replacement that the device tree tells of, if it is not complete. With `is_writable`, its new device gets all writes
-/// from now on (T7 of `volumes::twin`).
+/// The replacement that the device tree records, if it is not complete. With `is_writable`, its new device gets all
+/// writes from now on (T7 of `volumes::twin`).
 fn find_replacement(volumes: &Volumes, dev_tree: &Tree, is_writable: bool) -> Result<Option<SuspendedReplacement>> {
     let item = dev_tree.get(&Key::new(0, KeyType::DEV_REPLACE, 0))?;
     let item = item.map(|item| DevReplaceItem::decode(&item)).transpose();
@@ -175,7 +175,7 @@ impl Loaded {
         Err(newest)
     }
 
-    /// Reads the trees of the last commit, or those of `backup`.
+    /// Reads the trees of the last commit, or of `backup`.
     fn from_roots(
         devices: Vec<Arc<dyn Device>>,
         options: &EngineOptions,
@@ -185,7 +185,7 @@ impl Loaded {
         Self::of_volumes(Volumes::open(devices, options.of_volumes())?, options, cache_bytes, backup)
     }
 
-    /// Reads the trees on these devices, or those of `backup`.
+    /// Reads the trees on these devices: of the last commit, or of `backup`.
     pub(crate) fn of_volumes(
         volumes: Volumes,
         options: &EngineOptions,

@@ -1,12 +1,12 @@
-//! Opening a damaged filesystem, for reading what is left: the options `rescue=` of a mount. Their names and meanings are
-//! those of the manual page btrfs(5).
+//! Opening a damaged filesystem, for reading what is left: the options `rescue=` of a mount. Their names and meanings
+//! are the same as in the manual page btrfs(5).
 //!
 //! Invariants:
 //! - R1. Nothing is written to a filesystem of which a damaged part was passed over: the options that ignore something
 //!   need a read-only caller, and roots of an earlier commit turn the filesystem read-only. Blocks of an earlier commit
 //!   may be free, and new blocks may be written over them.
-//! - R2. An option changes nothing where nothing is damaged: each ignored check is made first, and what is good according
-//!   to it is preferred.
+//! - R2. An option changes nothing where nothing is damaged: each check that may be ignored is made first, and content
+//!   that passes it is preferred.
 
 use ubtrfs_format::Generation;
 use ubtrfs_format::superblock::{RootBackup, Superblock};
@@ -14,10 +14,10 @@ use ubtrfs_format::superblock::{RootBackup, Superblock};
 /// What opening a damaged filesystem passes over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rescue {
-    /// `usebackuproot`: if the trees of the last commit cannot be read, use those of an earlier one.
+    /// `usebackuproot`: if the trees of the last commit cannot be read, use the trees of an earlier commit.
     pub use_backup_root: bool,
-    /// `ignorebadroots`: go on without the trees that only writing needs, and without data checksums, if these trees cannot
-    /// be read.
+    /// `ignorebadroots`: open without the trees that only writing needs, and without data checksums, if these trees
+    /// cannot be read.
     pub ignore_bad_roots: bool,
     /// `ignoredatacsums`: return data that does not match its checksum.
     pub ignore_data_csums: bool,
@@ -53,8 +53,8 @@ pub(crate) fn earlier_roots(superblock: &Superblock) -> Vec<RootBackup> {
     backups
 }
 
-/// Makes `superblock` that of the commit of `backup`, as far as opening reads it. The log of the last commit does not belong
-/// to it. Returns the reason why the filesystem is not written (R1).
+/// Makes `superblock` the superblock of the commit of `backup`, as far as opening reads it. The log of the last commit
+/// does not belong to that commit. Returns the reason why the filesystem is not written (R1).
 pub(crate) fn go_back(superblock: &mut Superblock, backup: &RootBackup) -> String {
     let damaged: Generation = superblock.generation;
     superblock.generation = backup.tree_root_gen;

@@ -1,11 +1,11 @@
 //! [`usable_devices`]: with `-o degraded`, leaves out the found devices that cannot be used.
 //!
-//! A device that was found, and not named ([`Device::is_found`]), may be truncated, lack a valid superblock, or have been
-//! written apart from the named ones. It then counts as missing.
+//! A device that was found but not named ([`Device::is_found`]) may be truncated, lack a valid superblock, or have been
+//! written apart from the named devices. Such a device counts as missing.
 //!
 //! Invariants:
 //! - U1. Nothing is written.
-//! - U2. Named devices are never left out. If one of them cannot be used, opening the filesystem fails.
+//! - U2. Named devices are never left out. If a named device cannot be used, opening the filesystem fails.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub fn usable_devices(devices: Vec<Arc<dyn Device>>) -> (Vec<Arc<dyn Device>>, V
         return (devices, Vec::new());
     }
     let mut left_out = Vec::new();
-    // The superblocks show most of it, without the trees.
+    // Most devices that cannot be used are known by their superblocks, without the trees.
     let mut used = named.clone();
     let mut candidates = Vec::new();
     for device in found {
@@ -35,7 +35,7 @@ pub fn usable_devices(devices: Vec<Arc<dyn Device>>) -> (Vec<Arc<dyn Device>>, V
         }
     }
     let Err(error) = loads(&used) else { return (used, left_out) };
-    // Mostly one device is to blame. Otherwise the ones that go together with the named ones are used.
+    // Mostly one device cannot be used. Otherwise the devices that can be used with the named devices are kept.
     for (index, device) in candidates.iter().enumerate() {
         let others = candidates.iter().enumerate().filter(|(other, _)| *other != index);
         let without = with(&named, others.map(|(_, device)| device));
@@ -52,7 +52,7 @@ pub fn usable_devices(devices: Vec<Arc<dyn Device>>) -> (Vec<Arc<dyn Device>>, V
         }
     }
     if loads(&together).is_err() {
-        // The named devices fail too, so the blame is not known.
+        // The named devices fail too, so it is not known which device is the cause.
         return (used, left_out);
     }
     left_out.append(&mut reasons);

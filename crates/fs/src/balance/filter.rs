@@ -73,8 +73,8 @@ pub(crate) fn has_usage(args: &BalanceArgs, group: &BlockGroup) -> bool {
     !filters.contains(BalanceFilters::USAGE) || below(args.usage_min)
 }
 
-/// The limits on the number of block groups: if fewer than the first number match, none is taken; at most the second
-/// number are taken.
+/// The limits on the number of block groups: if fewer block groups than the first number match, none is taken; at most
+/// the second number of block groups is taken.
 pub(crate) fn limits(args: &BalanceArgs) -> (u64, u64) {
     let filters = args.filters();
     if filters.contains(BalanceFilters::LIMIT_RANGE) {

@@ -213,7 +213,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Fails if the devices cannot hold the content of these block groups in the profile `target`, whatever moves first.
+    /// Fails if the devices cannot hold the content of these block groups in the profile `target`, in whatever order
+    /// the block groups move.
     fn check_room_for(&self, kind: BalanceFlags, target: BlockGroupFlags) -> Result<()> {
         let flags = BlockGroupFlags::from_bits_retain(kind.bits()) | target;
         let of_kind = self.block_groups().into_iter().filter(|group| group.flags.bits() & kind.bits() != 0);
@@ -358,7 +359,7 @@ impl Fs {
     }
 
     /// Block groups that the filters of a conversion select and that do not have its target profile yet, from the
-    /// highest address down (I2). None if the filters limit the number of block groups.
+    /// highest address down (I2). Empty if the filters limit the number of block groups.
     fn choose_unconverted(&self, item: &BalanceItem, is_known: impl Fn(Logical) -> bool) -> Vec<Logical> {
         let is_left = |group: &BlockGroup| {
             args_for(item, group.flags).is_some_and(|args| {
@@ -458,7 +459,8 @@ fn conversion_target(args: &BalanceArgs) -> Option<BlockGroupFlags> {
 }
 
 const ITEM_KEY: Key = Key { objectid: objectid::BALANCE, item_type: KeyType::TEMPORARY_ITEM, offset: 0 };
-/// A block group is not worth emptying if at least this percentage of it is used: its extents would fill a new one.
+/// A block group is not worth emptying if at least this percentage of it is used: its extents would fill a new block
+/// group.
 const FULL_PERCENT: u128 = 95;
 /// Maximum number of waits for block groups that other threads are moving, and the length of a wait: ten minutes in
 /// all.

@@ -86,7 +86,7 @@ pub struct BalanceStatus {
 }
 
 impl BalanceState {
-    /// Begins a run, with a new item or with that of a paused balance.
+    /// Begins a run, with a new item or with the item of a paused balance.
     pub(crate) fn begin(&self, new: Option<BalanceItem>) -> Result<(BalanceItem, Arc<Job>)> {
         let mut inner = self.inner.lock();
         if inner.is_closed {

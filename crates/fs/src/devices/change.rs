@@ -24,14 +24,14 @@ impl Fs {
         Ok(self.engine.add_device(device, job)?)
     }
 
-    /// Whether it is a seed: it is never written, and other filesystems build on it.
+    /// Whether this filesystem is a seed: it is never written, and other filesystems build on it.
     pub fn is_seed(&self) -> bool {
         self.engine.superblock().flags & flags::SEEDING != 0
     }
 
-    /// Makes a filesystem on this seed, with a first device of its own, and returns the id of the device and the fsid. Everything
-    /// on the device is lost, and nothing is written to the seed. The filesystem is durable on return. It is opened with the
-    /// new device and those of the seed.
+    /// Makes a filesystem on this seed, with a first device of its own, and returns the id of the device and the fsid.
+    /// Everything on the device is lost, and nothing is written to the seed. The new filesystem is durable on return.
+    /// To open it, pass the new device and the devices of the seed.
     ///
     /// # Errors
     ///
@@ -40,9 +40,9 @@ impl Fs {
         Ok(self.engine.make_sprout(device, job)?)
     }
 
-    /// Moves everything on these devices to the others, and removes them. None of them gets data of the others. If extents
-    /// must get other logical addresses for this, the call first waits until no send runs. `job` counts the bytes that
-    /// move. The change is durable on return.
+    /// Moves everything on these devices to the remaining devices, and removes them. No data moves from one removed
+    /// device to another. If extents must get other logical addresses for this, the call first waits until no send
+    /// runs. `job` counts the bytes that move. The change is durable on return.
     ///
     /// # Errors
     ///
@@ -57,7 +57,7 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`Error::NotRunning`] if there is none.
+    /// [`Error::NotRunning`] if no removal runs or waits.
     pub fn cancel_removal(&self) -> Result<()> {
         if self.removals.cancel() { Ok(()) } else { Err(Error::NotRunning("no removal of a device is running")) }
     }

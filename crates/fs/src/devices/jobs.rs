@@ -47,7 +47,7 @@ impl<T> DeviceJobs<T> {
         ActiveJob { jobs: Arc::clone(self), own: add(&mut self.running.lock(), about) }
     }
 
-    /// Begins a job if `check` allows it beside each of the others.
+    /// Begins a job if `check` allows it for each of the other jobs.
     pub(crate) fn begin_beside(&self, about: T, check: impl Fn(&T) -> Result<()>) -> Result<ActiveJob<&Self, T>> {
         let mut running = self.running.lock();
         running.iter().try_for_each(|other| check(&other.about))?;
@@ -59,7 +59,7 @@ impl<T> DeviceJobs<T> {
         self.running.lock().clone()
     }
 
-    /// Cancels the jobs and waits for their end. Returns false if there is none.
+    /// Cancels the jobs and waits for their end. Returns false if there is no job.
     pub(crate) fn cancel(&self) -> bool {
         let mut running = self.running.lock();
         let cancelled = running.clone();

@@ -49,7 +49,7 @@ pub const REPLACE_RUNS: &str = "a device is being replaced already; see: ubtrfs 
 /// A replacement that runs or waits: the device that is replaced, and counts of the content that was read.
 pub(crate) type RunningReplace = (DevId, Arc<DeviceScrub>);
 
-/// The replacements of devices, and the thread that goes on with one that an earlier session has begun.
+/// The replacements of devices, and the thread that continues the replacement of an earlier session.
 #[derive(Debug, Default)]
 pub(crate) struct Replaces {
     jobs: Arc<DeviceJobs<RunningReplace>>,
@@ -57,8 +57,8 @@ pub(crate) struct Replaces {
 }
 
 impl Replaces {
-    /// Goes on with a suspended replacement in the background. The thread holds the filesystem only after the replacement,
-    /// to name the files with bad content, so dropping the last handle closes it.
+    /// Continues a suspended replacement in the background. The thread holds the filesystem only after the replacement,
+    /// to name the files with bad content. So dropping the last handle closes the filesystem.
     pub(crate) fn start(&self, fs: &Arc<Fs>) {
         let Some(SuspendedReplacement { item, has_target: true }) = fs.engine.suspended_replacement() else { return };
         let (jobs, engine, fs) = (Arc::clone(&self.jobs), Arc::clone(&fs.engine), Arc::downgrade(fs));
@@ -85,7 +85,7 @@ impl Replaces {
         });
     }
 
-    /// Ends running replacements; the next session goes on with them.
+    /// Ends running replacements; the next session continues them.
     fn suspend(&self) {
         self.jobs.cancel();
         self.thread.join();
@@ -96,8 +96,9 @@ impl Replaces {
 const FINDINGS_MAX: usize = 10_000;
 
 impl Fs {
-    /// Copies a device to a new one, which then takes its place; the old one leaves the filesystem. What is bad comes from
-    /// other devices. `job` counts bytes of the old device. The change is durable on return.
+    /// Copies a device to a new device, which then takes its place; the old device leaves the filesystem. Content that
+    /// is bad on the old device comes from other devices. `job` counts bytes of the old device. The change is durable
+    /// on return.
     ///
     /// # Errors
     ///
@@ -138,7 +139,7 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`Error::NotRunning`] if there is none; the failure of a commit.
+    /// [`Error::NotRunning`] if there is no replacement; the failure of a commit.
     pub fn cancel_replace(&self) -> Result<()> {
         self.context.check_mounted_writable()?;
         let has_run = self.replaces.jobs.cancel();
@@ -152,18 +153,19 @@ impl Fs {
         self.engine.suspended_replacement()
     }
 
-    /// Ends running replacements, and keeps their state: the next session goes on with them.
+    /// Ends running replacements, and keeps their state: the next session continues them.
     pub fn suspend_replace(&self) {
         self.engine.suspend_replacement();
         self.replaces.suspend();
     }
 
-    /// Sets the highest rate in bytes per second of the replacement that runs; 0 means no limit. Does nothing if none runs.
+    /// Sets the highest rate in bytes per second of the replacement that runs; 0 means no limit. Does nothing if no
+    /// replacement runs.
     pub fn limit_replace(&self, bytes_per_sec: u64) {
         self.replaces.jobs.running().iter().for_each(|running| running.about.1.set_limit(bytes_per_sec));
     }
 
-    /// Waits until no replacement of an earlier session runs any more.
+    /// Waits until no replacement that an earlier session began runs any more.
     pub fn wait_for_replace(&self) {
         self.replaces.thread.join();
     }

@@ -44,7 +44,7 @@ pub struct ScrubbedDevice {
 /// Bad content of a file, or of tree blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Damage {
-    /// Bytes that were repaired from a good copy, or, without repair, could be.
+    /// Bytes that were repaired from a good copy or, if nothing is repaired, that have a good copy.
     pub repaired_bytes: u64,
     /// Bytes without a good copy.
     pub lost_bytes: u64,
@@ -100,9 +100,9 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`Error::InProgress`] if a scrub of a device runs; [`Error::InvalidArgument`] for no device, or for one that is unknown,
-    /// missing or failed; [`Error::NotSupported`] if there is a block group with parity. The failure of a device is in the
-    /// report.
+    /// [`Error::InProgress`] if a scrub of a device runs; [`Error::InvalidArgument`] if no device is given, or if a
+    /// device is unknown, missing or failed; [`Error::NotSupported`] if there is a block group with parity. The failure
+    /// of a device is in the report.
     pub fn scrub(&self, starts: &[ScrubStart], repair: bool, job: &Job) -> Result<ScrubReport> {
         let devices = self.engine.devices();
         let is_usable = |start: &ScrubStart| {

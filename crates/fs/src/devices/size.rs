@@ -54,7 +54,7 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`Error::NotRunning`] if there is none.
+    /// [`Error::NotRunning`] if no resize runs or waits.
     pub fn cancel_resize(&self) -> Result<()> {
         if self.resizes.cancel() { Ok(()) } else { Err(Error::NotRunning("no resize is running")) }
     }

@@ -2,8 +2,8 @@
 //! items.
 //!
 //! Invariants:
-//! - I1: the inode's state is locked for reading while its extents are read, so none of them is freed and reused
-//!   during the read.
+//! - I1: the inode's state is locked for reading while its extents are read, so no extent is freed and reused during
+//!   the read.
 //! - I2: every byte of the returned range is written to the caller's buffer (I1 of [`crate::inode::read_extents`]).
 
 #![allow(

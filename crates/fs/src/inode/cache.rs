@@ -205,8 +205,8 @@ impl InodeCache {
         }
     }
 
-    /// Notes that an inode got a name. From then on it is not linkable: if all its names are removed, it cannot get a
-    /// new one.
+    /// Notes that an inode got a name. From then on the inode is not linkable: after all its names are removed, it
+    /// cannot get a new name.
     pub(crate) fn mark_linked(&self, id: InodeId) {
         if let Some(users) = self.shard(id).map.lock().users.get_mut(&id) {
             users.linkable = false;
@@ -223,7 +223,7 @@ impl InodeCache {
         self.shard(id).map.lock().remove_users(id);
     }
 
-    /// Adds the references that another cache counts. In that one, no inode may be unlinked.
+    /// Adds the references that another cache counts. In the other cache, no inode may be unlinked.
     #[allow(clippy::arithmetic_side_effects, reason = "the kernel cannot send 2^64 requests")]
     pub(crate) fn take_users(&self, other: &Self) {
         for (shard, from) in self.shards.iter().zip(&other.shards) {
@@ -284,7 +284,7 @@ impl InodeCache {
         self.shards.iter().any(of_shard) || self.nr_deleting.load(Ordering::Acquire) > 0
     }
 
-    /// Removes the inodes of these subvolumes from memory that nobody uses.
+    /// Removes from memory the inodes of these subvolumes that are not in use.
     pub(crate) fn evict_unused_of(&self, roots: &HashSet<RootId>) {
         for shard in &self.shards {
             shard.map.lock().evict_unused(|id| roots.contains(&id.root));
@@ -328,8 +328,8 @@ pub(crate) enum FoundInode<'s> {
     Absent(Loading<'s>),
 }
 
-/// A guard: while it exists, other threads that need the inode wait instead of loading it. They wake up when it is
-/// dropped, also after a panic.
+/// A guard: while it exists, other threads that need the inode wait instead of loading it. These threads wake up when
+/// the guard is dropped, also after a panic.
 #[must_use = "others may load the inode once this is dropped"]
 pub(crate) struct Loading<'s> {
     shard: &'s InodeShard,
@@ -399,8 +399,8 @@ impl ShardMap {
         Some(removed)
     }
 
-    /// Removes the inodes from memory that `is_wanted` selects and that nobody uses, except large directories whose names
-    /// are known.
+    /// Removes from memory the inodes that `is_wanted` selects and that are not in use, except large directories whose
+    /// names are known.
     fn evict_unused(&mut self, is_wanted: impl Fn(&InodeId) -> bool) {
         let Self { inodes, users, of_root, .. } = self;
         inodes.retain(|id, cached| {

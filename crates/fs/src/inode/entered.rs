@@ -120,7 +120,7 @@ impl EnteredSubvolumes {
         Some(Arc::clone(kept))
     }
 
-    /// If there are more than `limit` subvolumes in memory, the ones whose last use was longest ago.
+    /// If there are more than `limit` subvolumes in memory, the subvolumes whose last use was longest ago.
     fn oldest(&self, limit: usize) -> Option<HashSet<RootId>> {
         let entered = self.entered.read();
         let nr_wanted = self.max.saturating_sub(self.max / 4);
@@ -135,7 +135,7 @@ impl EnteredSubvolumes {
         Some(by_age.into_iter().map(|(_, id)| id).collect())
     }
 
-    /// Removes those of `unwanted` from memory that nobody uses, except `kept` (I1, I2).
+    /// Removes from memory the subvolumes of `unwanted` that are not in use, except `kept` (I1, I2).
     fn evict(&self, unwanted: &HashSet<RootId>, kept: &HashSet<RootId>) {
         let mut evicted = Vec::new();
         let mut entered = self.entered.write();

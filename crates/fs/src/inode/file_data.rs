@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Invariants:
-//! - I1: ranges start and end on sector boundaries; ranges of one map do not overlap; none is empty.
+//! - I1: ranges start and end on sector boundaries; ranges of one map do not overlap; no range is empty.
 //! - I2: readers of a dirty range get the dirty data; readers of a range that is only under writeback get the data that
 //!   is being written; readers of all other ranges get the data of the file's extent items.
 //! - I3: in the last sector, bytes past the end of the file are zero.
@@ -125,7 +125,7 @@ impl FileData {
         Some(self.reservation.as_mut()?.split_keeping(bytes, self.dirty_bytes))
     }
 
-    /// The decompressed extent at `bytenr`, if this extent is the one that is kept.
+    /// The decompressed extent at `bytenr`, if it is the extent that is kept.
     pub(crate) fn decompressed(&self, bytenr: Logical) -> Option<Decompressed> {
         self.decompressed.lock().clone().filter(|last| last.bytenr == bytenr)
     }
@@ -186,7 +186,7 @@ impl FileData {
 
     /// The size on disk once `runs`, which were just taken for writeback, are written. `from` is the current size on
     /// disk, and `size` the size of the file. The result is the start of the first pending data that is not in `runs`
-    /// (at least `from`), or `size` if there is none.
+    /// (at least `from`), or `size` if there is no such data.
     pub(crate) fn reach_with(&self, runs: &[DataRun], from: u64, size: u64) -> u64 {
         if from >= size {
             return from;

@@ -176,8 +176,8 @@ pub(crate) fn load_item(tree: &Tree, ino: Ino) -> Result<InodeItem> {
     Ok(item)
 }
 
-/// Gives the item of a stub directory ([`InodeId::stub`]) its attributes. As on Linux, the owner is that of the directory
-/// that holds the stub's name.
+/// Gives the item of a stub directory ([`InodeId::stub`]) its attributes. As on Linux, the stub has the owner of the
+/// directory that holds its name.
 pub(crate) fn make_stub(item: &mut InodeItem, parent: &InodeItem) {
     item.mode = mode::DIRECTORY | 0o755;
     (item.size, item.nbytes, item.nlink, item.flags) = (0, 0, 1, 0);

@@ -47,9 +47,9 @@ impl Fs {
     }
 
     /// The parent of a directory. The parent of a subvolume's root is the directory that holds the subvolume's name;
-    /// the top level is its own parent. The parent of a stub directory is the directory that holds its name, if that
-    /// directory and the name are those of the subvolume that the stub stands for; otherwise, the result is the root
-    /// directory of the stub's subvolume, because the stub's number does not tell which directory holds its name.
+    /// the top level is its own parent. The parent of a stub directory is the directory that holds its name, if the
+    /// subvolume that the stub stands for has this name in that directory; otherwise, the result is the root directory
+    /// of the stub's subvolume, because the stub's number does not tell which directory holds its name.
     pub fn parent(&self, dir: InodeId) -> Result<InodeId> {
         if let Some(id) = dir.stub_of() {
             return self.parent_of_stub(dir.root, id);

@@ -23,8 +23,8 @@ use crate::items::file_extent::{ExtentAt, extents_in};
 use crate::{Fs, Result};
 
 impl Fs {
-    /// Fills `buf` from the extent items, without pending data. The caller locks the state, so none of the extents is
-    /// freed and reused meanwhile.
+    /// Fills `buf` from the extent items, without pending data. The caller locks the state, so no extent is freed and
+    /// reused during the call.
     pub(crate) fn read_extents(&self, inode: &Inode, state: &InodeState, offset: u64, buf: &mut [u8]) -> Result<()> {
         let end = offset + buf.len() as u64;
         let mut from = offset;

@@ -95,8 +95,8 @@ impl Fs {
         self.change_inode_flags(id, flags, false, caller, rights)
     }
 
-    /// Sets flags as FS_IOC_FSSETXATTR does: `flags` are flags of FS_IOC_SETFLAGS, and those for compression are ignored,
-    /// so the property `btrfs.compression` stays as it is.
+    /// Sets flags as FS_IOC_FSSETXATTR does: `flags` are flags of FS_IOC_SETFLAGS. The flags for compression are
+    /// ignored, so the property `btrfs.compression` stays as it is.
     pub fn set_inode_xflags(&self, id: InodeId, flags: u32, caller: &Caller, rights: FlagRights) -> Result<()> {
         self.change_inode_flags(id, flags, true, caller, rights)
     }
@@ -158,7 +158,7 @@ impl Fs {
     }
 
     /// Sets each flag that `mask` contains to its state in `flags`. The compression method stays as it is, whereas
-    /// FS_IOC_SETFLAGS would reset it. Flags about data take effect on what is written afterwards, so they belong on
+    /// FS_IOC_SETFLAGS would reset it. Flags about data affect only data that is written afterwards, so set them on
     /// empty files.
     pub fn set_flags_of(&self, id: InodeId, mask: InodeFlags, flags: InodeFlags) -> Result<()> {
         let inode = self.inode_to_change(id)?;
@@ -217,8 +217,8 @@ fn to_ioctl_flags(flags: InodeFlags) -> u32 {
     FLAG_PAIRS.iter().filter(|(disk, _)| flags.contains(*disk)).map(|(_, ioctl)| ioctl).sum()
 }
 
-/// Sets the flags except those for compression, which [`Fs::plan_compression_flags`] sets, and verity, which cannot be
-/// changed.
+/// Sets the flags, except the flags for compression, which [`Fs::plan_compression_flags`] sets, and verity, which
+/// cannot be changed.
 fn apply_ioctl_flags(state: &mut InodeState, new: u32) {
     let mut flags = state.item.flags();
     for (disk, ioctl) in FLAG_PAIRS {

@@ -75,7 +75,7 @@ pub(crate) struct InodeState {
 /// place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rewriting {
-    /// Compress with this method, instead of the one that the file's flags select.
+    /// Compress with this method, instead of the method that the file's flags select.
     pub(crate) compress: Option<CompressionMethod>,
 }
 

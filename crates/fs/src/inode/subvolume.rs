@@ -34,10 +34,10 @@ pub(crate) struct EnteredSubvolume {
     /// The highest inode number in use or given out (I1). `None` if the number was not read, because the filesystem or
     /// the subvolume has been read-only so far, or if reading the number failed.
     last_ino: Mutex<Option<u64>>,
-    /// Whether this mount has tried to delete the orphans of earlier mounts. Locked while it does.
+    /// Whether this mount has tried to delete the orphans of earlier mounts. Locked during the attempt.
     pub(crate) orphans_deleted: Mutex<bool>,
     /// The tree's generation and the highest inode number when the subvolume was entered; `None` if the running
-    /// transaction had changed the tree, and may go on changing it without a new generation.
+    /// transaction had changed the tree, and may change it again without a new generation.
     entered: Option<(Generation, Option<u64>)>,
     /// The time of the last use, in entered subvolumes.
     pub(crate) last_used: AtomicU64,
@@ -127,7 +127,7 @@ impl EnteredSubvolume {
     }
 
     /// Whether the subvolume can be entered again from what is in the trees, and from the returned number. The caller
-    /// makes sure that nobody uses the subvolume.
+    /// makes sure that no thread uses the subvolume.
     pub(crate) fn may_leave(&self) -> Option<Option<Left>> {
         if self.is_deleted() || !self.tree.is_settled() || self.tree.is_marked_read_only() != self.is_read_only() {
             return None;

@@ -52,7 +52,7 @@ impl KnownXattrs {
     }
 
     /// Whether it is certain that the inode has no attributes. If this returns false, the inode has attributes, or lost
-    /// its last one after it was loaded.
+    /// its last attribute after it was loaded.
     fn is_none(&self, inode: &Inode) -> Result<bool> {
         let known = self.0.load(Ordering::Relaxed);
         if known != Self::UNKNOWN {

@@ -75,7 +75,7 @@ pub(crate) fn max_item_bytes(geometry: &FilesystemGeometry) -> usize {
     item_len_max(geometry.nodesize as usize)
 }
 
-/// Maximum size of an existing item after an entry is added to it. The maximum is smaller than that of a new item by an
+/// Maximum size of an existing item after an entry is added to it. It is smaller than the maximum of a new item by an
 /// item header, because Linux counts the item header twice when it extends an item.
 pub(crate) fn max_extended_bytes(geometry: &FilesystemGeometry) -> usize {
     max_item_bytes(geometry).saturating_sub(ITEM_HEAD_SIZE)

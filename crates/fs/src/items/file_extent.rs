@@ -98,7 +98,7 @@ pub(crate) fn decode(tree: &Tree, key: &Key, item: &[u8], sectorsize: u32) -> Re
     decode_of(tree.id(), key, item, sectorsize)
 }
 
-/// The target of a symbolic link, from its extent; `None` if the extent cannot be that of a symbolic link. The target ends
+/// The target of a symbolic link, from its extent; `None` if a symbolic link cannot have this extent. The target ends
 /// at the first zero byte, which mkfs.btrfs --rootdir stores behind it.
 pub(crate) fn link_target(body: FileExtentBody) -> Option<Vec<u8>> {
     let FileExtentBody::Inline(mut target) = body else { return None };

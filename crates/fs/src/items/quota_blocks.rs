@@ -1,6 +1,6 @@
 //! Number of tree blocks for which an operation must find room within the limits of its subvolume's quota groups.
 //!
-//! Each number is the one with which Linux refuses the operation, so that both refuse at the same limit
+//! Each number is the number that Linux uses, so that Linux and ubtrfs refuse the operation at the same limit
 //! (`tests/it/quota_limits.rs` compares them). An operation adds fewer blocks.
 
 /// A new file, directory or device node, with its name.

@@ -62,7 +62,7 @@ pub struct Fs {
     pub(crate) commit_thread: CommitThread,
     /// Memory in bytes for each of two shares of a receive ([`crate::mount::memory_budget`]).
     pub(crate) stream_bytes: u64,
-    /// How closing ended; `None` before. Locked while the filesystem is being closed (I2).
+    /// The result of closing; `None` before closing. Locked while the filesystem is being closed (I2).
     closed: Mutex<Option<CloseOutcome>>,
 }
 
@@ -187,8 +187,8 @@ impl Fs {
         Self::open(devices, MountOptions { read_only: false, ..self.options.clone() })
     }
 
-    /// Takes over the references of the kernel to the inodes of the seed on which this filesystem was made. No reference to
-    /// either may be added or given back meanwhile.
+    /// Takes over the references of the kernel to the inodes of the seed on which this filesystem was made. During the
+    /// call, no reference to an inode of either filesystem may be added or given back.
     pub fn take_references(&self, seed: &Self) {
         self.inodes.take_users(&seed.inodes);
     }
@@ -240,8 +240,8 @@ impl Fs {
         &self.devices_at_open
     }
 
-    /// For each device that the option `degraded` leaves out, because it was only found and cannot be used: which one, and
-    /// why.
+    /// The devices that the option `degraded` leaves out, because they were only found and cannot be used, each with
+    /// the reason.
     pub fn left_out(&self) -> &[String] {
         &self.left_out
     }

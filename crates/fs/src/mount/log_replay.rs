@@ -438,7 +438,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Removes a name for which the subvolume has a reference and the log has none.
+    /// Removes a name for which the subvolume has a reference and the log has no reference.
     fn unlink_ref(&mut self, ino: Ino, dir: Ino, name: &[u8], index: u64) -> Result<()> {
         match dir_item::find_entry(self.tree, dir, name)? {
             Some(entry) if child_of(&entry) == Some(ino) => self.unlink(dir, &entry, index),

@@ -1,6 +1,6 @@
 //! [`ResyncThread`]: brings devices that missed commits up to date in the background.
 //!
-//! I1. The thread holds the filesystem only during a step, so dropping the last handle closes it.
+//! I1. The thread holds the filesystem only during a step, so dropping the last handle closes the filesystem.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -38,7 +38,7 @@ impl ResyncThread {
         Ok(())
     }
 
-    /// Bytes of extents that were looked at, and bytes that were copied, since the filesystem was opened.
+    /// Bytes of extents that were examined, and bytes that were copied, since the filesystem was opened.
     pub(crate) fn done_bytes(&self) -> (u64, u64) {
         (self.walked_bytes.load(Ordering::Relaxed), self.copied_bytes.load(Ordering::Relaxed))
     }
@@ -50,7 +50,7 @@ impl ResyncThread {
     }
 }
 
-/// Does a step. Returns whether it was the last one.
+/// Does a step. Returns whether it was the last step.
 fn is_done(fs: &Fs, resync: &mut Resync) -> bool {
     let is_last = fs.engine.resync_step(resync).unwrap_or_else(|error| {
         tracing::warn!("a device that missed commits is not brought up to date: {error}");

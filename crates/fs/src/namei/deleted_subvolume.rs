@@ -1,5 +1,5 @@
-//! Subvolumes without a name: their inodes stay usable until none of them is in use any more. Then the inodes leave
-//! memory, and the engine drops the tree. (`subvolume/delete.rs` removes the name.)
+//! Subvolumes without a name: their inodes stay usable until no inode of the subvolume is in use any more. Then the
+//! inodes leave memory, and the engine drops the tree. (`subvolume/delete.rs` removes the name.)
 //!
 //! - I1. Before the engine drops a tree, all of its inodes are out of memory and dead. Earlier work, such as deleting
 //!   the items of an unlinked inode, may still be running, but the engine discards changes that are put into the tree

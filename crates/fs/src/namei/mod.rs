@@ -5,7 +5,7 @@
 //! - `link`: adding and removing names.
 //! - `rename`: renaming, replacing and exchanging names.
 //! - `orphan`: deletion of inodes without names.
-//! - `uses`: opens and lookups of inodes, and the end of the last one.
+//! - `uses`: opens and lookups of inodes, and the end of the last use.
 //! - `deleted_subvolume`: the end of a subvolume without a name.
 //! - `state`: the rename lock.
 

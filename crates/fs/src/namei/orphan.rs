@@ -4,7 +4,7 @@
 //! - I1. An inode without links has an `ORPHAN_ITEM`, which is deleted in the same operation as the last item of the
 //!   inode.
 //! - I2. The `INODE_ITEM` of an inode without links is deleted last, so an interrupted deletion can continue.
-//! - I3. If the deletion of an inode fails, each sync tries it again, and so does closing the filesystem.
+//! - I3. If the deletion of an inode fails, each sync and the close of the filesystem try it again.
 
 use std::sync::Arc;
 
@@ -66,8 +66,8 @@ impl UnloadedItems {
         Ok(is_plain(&items.inode_item).then_some((items, index)))
     }
 
-    /// Reads all items of an inode, and calls `each` for them. Returns `None` if there are more than `limit`, or if the
-    /// `INODE_ITEM` is missing or damaged.
+    /// Reads all items of an inode, and calls `each` for them. Returns `None` if the inode has more than `limit` items,
+    /// or if the `INODE_ITEM` is missing or damaged.
     fn read(tree: &Tree, ino: Ino, limit: usize, mut each: impl FnMut(&Key, &[u8])) -> Result<Option<Self>> {
         let (mut keys, mut inode_item) = (Vec::with_capacity(8), None);
         let start = Key::new(ino.0, KeyType::INODE_ITEM, 0);
@@ -523,7 +523,7 @@ mod tests {
         ubtrfs_testkit::btrfs_check(image.path()).unwrap();
     }
 
-    /// The orphan item of an interrupted truncation is deleted beside a thread that removes the file's last name.
+    /// The orphan item of an interrupted truncation is deleted while another thread removes the file's last name.
     #[test]
     fn a_file_that_is_unlinked_keeps_its_orphan_item() {
         let device = Arc::new(MemoryDevice::new(1 << 30));

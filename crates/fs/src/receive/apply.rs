@@ -82,7 +82,7 @@ impl<'s> CurrentSubvolume<'s> {
         Ok(true)
     }
 
-    /// Fails if the stream is not the one that an earlier receive began with.
+    /// Fails if an earlier receive began with another stream.
     pub(crate) fn check_resumed(&self) -> Result<()> {
         let is_before = self.progress.nr_commands < self.resumed.nr_commands;
         let is_other =
@@ -412,8 +412,8 @@ impl<'s> CurrentSubvolume<'s> {
     }
 }
 
-/// The inode that a command creates; `None` for a command that creates none. Until the `chmod` of the inode, only its
-/// owner can access it.
+/// The inode that a command creates; `None` for a command that creates no inode. Until the `chmod` of the inode, only
+/// its owner can access it.
 pub(crate) fn new_inode<'c>(command: &StreamCommand<'c>) -> Option<Result<NewInode<'c>>> {
     let new = match *command {
         StreamCommand::Mkfile { .. } => NewInode::file(0o600),

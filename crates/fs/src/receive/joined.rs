@@ -1,9 +1,10 @@
 //! [`JoinedCommands`]: consecutive commands that one change of the filesystem applies. Streams make each inode with a
 //! temporary name and rename it at once, and set owner, permissions and times of an inode by one command each.
 //!
-//! - I1. The result is that of the single commands, except for the directory of the temporary name, which does not change.
-//! - I2. Joined commands are applied all or none: if the joined change fails, nothing has changed, and the commands are
-//!   applied one by one, so that the error is that of the command that fails.
+//! - I1. The result equals the result of the single commands, except for the directory of the temporary name, which
+//!   does not change.
+//! - I2. Either all joined commands are applied, or none: if the joined change fails, nothing has changed. The commands
+//!   are then applied one by one, so that the error belongs to the command that fails.
 
 use ubtrfs_stream::{CommandKind, FrameHeader, StreamCommand, parse};
 
@@ -98,8 +99,8 @@ fn add(set: &mut SetAttr, command: &StreamCommand<'_>) -> bool {
     true
 }
 
-/// The attributes that a `chown`, `chmod` or `utimes` command sets; none for any other command. `utimes` sets the times
-/// that Linux can set, and the creation time. The change time becomes the current time, as on Linux.
+/// The attributes that a `chown`, `chmod` or `utimes` command sets; empty for any other command. `utimes` sets the
+/// times that Linux can set, and the creation time. The change time becomes the current time, as on Linux.
 pub(crate) fn attributes_of(command: &StreamCommand<'_>) -> Result<SetAttr, ReceiveProblem> {
     let number =
         |id: u64| u32::try_from(id).map_err(|_| crate::Error::InvalidArgument("the user or group id is too large"));

@@ -17,8 +17,8 @@ pub(crate) enum OriginRole {
 }
 
 impl Fs {
-    /// Finds the subvolume that a stream identifies by UUID and transid: a subvolume with this received UUID; if there
-    /// is none, the subvolume that has the UUID itself.
+    /// Finds the subvolume that a stream identifies by UUID and transid: a subvolume with this received UUID; if no
+    /// subvolume has it, the subvolume that has the UUID itself.
     ///
     /// The subvolume must be read-only; a subvolume that becomes writable loses its received UUID. Of several
     /// subvolumes with the UUID, a subvolume with this transid is preferred. A subvolume with another transid is

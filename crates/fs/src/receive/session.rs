@@ -67,8 +67,8 @@ impl Default for ReceiveOptions {
 pub struct ReceiveReport {
     /// The subvolumes, in the order of the stream.
     pub subvolumes: Vec<ReceivedSubvolume>,
-    /// Commands that were applied or failed. Commands that begin or end a subvolume do not count, nor commands that
-    /// were skipped because an earlier receive had applied them.
+    /// Commands that were applied or failed. Commands that begin or end a subvolume do not count. Commands that were
+    /// skipped, because an earlier receive had applied them, do not count either.
     pub nr_commands: u64,
     /// Bytes of the input.
     pub nr_bytes: u64,
@@ -155,8 +155,8 @@ pub(crate) struct ReceiveSession<'s> {
     receiving: Option<Receiving<'s>>,
     /// Clone sources that were found.
     sources: HashMap<(Uuid, u64), RootId>,
-    /// The last complete subvolume, and the transaction that makes it durable. It is often the parent of the next
-    /// subvolume.
+    /// The last complete subvolume, and the transaction that makes it durable. This subvolume is often the parent of
+    /// the next one.
     last: Option<(Generation, SentSubvolume, RootId)>,
     pub(crate) report: ReceiveReport,
     made: &'s mut dyn FnMut(&ReceivedSubvolume),

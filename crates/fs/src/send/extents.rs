@@ -504,7 +504,7 @@ fn is_equal(old: &ExtentAt, new: &ExtentAt) -> bool {
     }
 }
 
-/// Adds a change to `ops`. If the change continues the last one, extends the last one instead.
+/// Adds a change to `ops`. If the change continues the last change, extends the last change instead.
 fn join(ops: &mut Vec<Op>, op: Op) {
     match (ops.last_mut(), &op) {
         (Some(Op::Hole(last)), Op::Hole(next)) | (Some(Op::Allocate(last)), Op::Allocate(next))

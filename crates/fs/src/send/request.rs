@@ -43,8 +43,8 @@ impl Fs {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] if the version is neither 1 nor 2, or if version 1 should carry compressed data;
-    /// [`Error::NotPermitted`] if a subvolume is not read-only; [`Error::NoParent`] if clone sources are given and none
-    /// can be the parent; [`Error::Output`] if the output fails; or an error of reading.
+    /// [`Error::NotPermitted`] if a subvolume is not read-only; [`Error::NoParent`] if clone sources are given and no
+    /// source can be the parent; [`Error::Output`] if the output fails; or an error of reading.
     pub fn send(&self, request: &SendRequest, output: &mut (dyn Write + Send), job: &Job) -> Result<()> {
         let version = StreamVersion::from_number(request.version)
             .filter(|version| *version <= StreamVersion::V2)

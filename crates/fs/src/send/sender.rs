@@ -515,7 +515,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         })
     }
 
-    /// Sends the default ACLs and the compression of directories. They were kept back so that new files do not inherit
+    /// Sends the default ACLs and the compression of directories, which were kept back so that new files do not inherit
     /// them (S4).
     fn send_inherited(&mut self) -> Result<()> {
         let mut dirs = std::mem::take(&mut self.inherited);

@@ -4,7 +4,7 @@
 //! passed the check may make its change later. So each operation is counted as inside the gate before the check, and
 //! leaves the gate when it ends.
 //!
-//! - I1. When [`ChangeGate::close`] returns, no change is inside, and none enters until [`ChangeGate::open`].
+//! - I1. When [`ChangeGate::close`] returns, no change is inside, and no change enters until [`ChangeGate::open`].
 //! - I2. Closing waits for other threads, so its caller must hold no lock that a change takes, and must not be inside
 //!   the gate.
 
@@ -19,7 +19,7 @@ use ubtrfs_transaction::lock_rank::{self, Rank};
 pub(crate) struct ChangeGate {
     closed: AtomicBool,
     /// Numbers of changes that entered and left; their difference is the number inside. A change may leave on another
-    /// thread than the one on which it entered.
+    /// thread than it entered on.
     entered: PerThread<AtomicU64>,
     left: PerThread<AtomicU64>,
 }

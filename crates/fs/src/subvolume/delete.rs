@@ -1,5 +1,6 @@
-//! Deleting subvolumes. Deletion removes the subvolume's name at once. The inodes are removed from memory when none of
-//! them is in use any more, and later commits free the space ([`ubtrfs_transaction::Engine::drop_subvolume`]).
+//! Deleting subvolumes. Deletion removes the subvolume's name at once. The inodes are removed from memory when no inode
+//! of the subvolume is in use any more, and later commits free the space
+//! ([`ubtrfs_transaction::Engine::drop_subvolume`]).
 //!
 //! ```text
 //! [named] --remove_subvolume--> [deleted] --end_deletion, with its last user--> [gone] --commits--> nothing left
@@ -47,7 +48,7 @@ impl Fs {
     /// checked the owner of `expected` must not delete another subvolume. The space is freed in the background, or by
     /// [`Fs::finish_deletions`].
     ///
-    /// Fails with `InvalidArgument` if the name is not that of a subvolume, `NotEmpty` if the subvolume holds other
+    /// Fails with `InvalidArgument` if the name does not belong to a subvolume, `NotEmpty` if the subvolume holds other
     /// subvolumes, `Busy` if it is the mount's root, `InProgress` if a send uses it, and `NotPermitted` if it is the
     /// default subvolume, or if its root directory or `dir` is immutable or append-only.
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8], expected: Option<RootId>) -> Result<()> {

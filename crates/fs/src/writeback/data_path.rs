@@ -24,7 +24,7 @@ pub(crate) struct DataPath {
     /// Memory of the data that batches are writing now.
     writing_bytes: AtomicU64,
     queue: Mutex<DirtyQueue>,
-    /// The logical address where the last allocation for data ended, and where the next one begins if possible.
+    /// The logical address where the last allocation for data ended, and where the next allocation begins if possible.
     pub(crate) hint: Mutex<Option<Logical>>,
     pub(crate) threads: WritebackThreads,
     pub(crate) errors: WritebackErrors,
@@ -32,8 +32,9 @@ pub(crate) struct DataPath {
     /// is made.
     pub(crate) in_place: RankedRwLock<()>,
     /// Locked for reading by a write that reserves no space, because it goes to extents of its own, until the data is
-    /// dirty. Locked for writing while such data is written back because these extents will be shared by a snapshot or a
-    /// clone, or count as shared because a block group becomes read-only or shared blocks move, until that is done.
+    /// dirty. Locked for writing while such data is written back, and until the cause of the writeback is done: a
+    /// snapshot or a clone will share these extents, or they will count as shared because a block group becomes
+    /// read-only or shared blocks move.
     pub(crate) unreserved: RankedRwLock<()>,
 }
 

@@ -11,10 +11,10 @@
 //! - I1: each inode with pending data (dirty or under writeback) is in the queue of [`crate::writeback::data_path`],
 //!   which keeps it in memory.
 //! - I2: lock order: writeback lock of an inode ([`crate::inode::writeback_lock`]) -> its state lock -> operation. A
-//!   batch waits for at most one writeback lock, that of its first inode; all other code that takes several writeback
-//!   locks takes them in ascending order of [`InodeId`](crate::InodeId). Space and metadata are reserved before locks
-//!   are taken, or under [`NoFlush`], which allows commits (they need no inode locks) but no writeback (it needs inode
-//!   locks).
+//!   batch waits for at most one writeback lock, the lock of its first inode. All other code that takes several
+//!   writeback locks takes them in ascending order of [`InodeId`](crate::InodeId). Space and metadata are reserved
+//!   before locks are taken, or under [`NoFlush`], which allows commits (they need no inode locks) but no writeback (it
+//!   needs inode locks).
 //! - I3: data is on disk before an item refers to it; an inode's size on disk grows only over data that is on disk.
 //! - I4: data that could not be written is dirty again, and keeps its reserved space.
 //! - I5: an inode leaves the queue when none of its data is pending. So a pass through the queue also finds data that
@@ -581,8 +581,8 @@ impl Fs {
 }
 
 impl InodeState {
-    /// Raises the size on disk to the start of the first pending data past it, or to the file's size if there is none
-    /// (I3).
+    /// Raises the size on disk to the start of the first pending data past it, or to the file's size if there is no
+    /// such data (I3).
     pub(crate) fn advance_disk_size(&mut self) {
         self.disk_size = match self.data.first_pending_after(self.disk_size) {
             None => self.item.size,

@@ -7,7 +7,8 @@
 //! to write it again, and fsync fails until the write succeeds, even if the error was reported before.
 //!
 //! Invariants:
-//! - I1: descriptors and failures take their numbers from one clock, so the one with the lower number came first.
+//! - I1: descriptors and failures take their numbers from one clock, so of two, the one with the lower number came
+//!   first.
 //! - I2: a descriptor has no entry until a failure is reported to it. So opening takes no lock, and closing takes a
 //!   lock only while some descriptor has an entry.
 

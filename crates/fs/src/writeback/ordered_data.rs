@@ -54,7 +54,7 @@ pub(crate) struct WritebackUnit {
     pub range: Range<u64>,
     /// The place to which the unit's bytes are written.
     pub target: UnitTarget,
-    /// Checksums of the bytes on disk; empty if the file has none.
+    /// Checksums of the bytes on disk; empty if the file has no checksums.
     pub csums: Vec<u8>,
 }
 

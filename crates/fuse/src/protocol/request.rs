@@ -26,7 +26,7 @@ pub struct FuseRequest<'a> {
     pub operation: Operation<'a>,
 }
 
-/// A requested operation. Names have no terminator; flags and modes are those of the system calls.
+/// A requested operation. Names have no terminator; flags and modes have the values of the system calls.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the arguments of the system calls that they come from")]
 pub enum Operation<'a> {

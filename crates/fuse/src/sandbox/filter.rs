@@ -49,7 +49,7 @@ fn server_rules() -> Result<Rules, BackendError> {
 }
 
 /// The calls that the helper process may make: answering, reading /proc, unmounting, and moving threads. It opens files
-/// for reading only: also the claim of a device needs no more.
+/// for reading only, which is enough even to claim a device.
 fn helper_rules() -> Result<Rules, BackendError> {
     let mut rules: Rules = HELPER_ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
     rules.insert(libc::SYS_clone3, Vec::new());

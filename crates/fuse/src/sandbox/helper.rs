@@ -5,22 +5,23 @@
 //! helper: limits itself -----------------> remembers the mount ----answers-------> ends with the server
 //! ```
 //!
-//! If the mount shows one subvolume of several (`subtree.rs`), the server starts the helper after it has made the mount,
-//! and the helper puts the mount on its directory before it limits itself. It gets the mount as its standard error, so
-//! that no other process inherits it.
+//! If the mount shows one subvolume of several (`subtree.rs`), the server starts the helper after it has made the
+//! mount, and the helper puts the mount on its directory before it limits itself. The helper gets the mount as its
+//! standard error, so that no other process inherits the mount.
 //!
-//! The image can have taken over the server, so a question is untrusted.
+//! A crafted image may have taken over the server, so questions are untrusted.
 //!
-//! - H1. The helper unmounts the mounts of one filesystem: that of the mount that was on the directory when the server
-//!   asked [`MOUNTED`], or that the helper put there. It unmounts no other: neither a mount that covers one, nor a mount
-//!   that has its directory or its number later. A device number does not identify a filesystem, because Linux gives it to
-//!   another one after the last unmount. So the filesystem is known by mounts of it that the helper has seen: while one of
-//!   them exists, all mounts with the device number belong to it. It answers [`MOUNTED`] once.
-//! - H2. About processes, the helper tells what /proc shows to every user (groups, umask, capabilities, the processor, a
-//!   pending kill). About open files, it tells only of files of the mount; of other files, only that
-//!   they are open.
+//! - H1. The helper unmounts only mounts of one filesystem: the filesystem of the mount that was on the directory when
+//!   the server asked [`MOUNTED`], or that the helper put there. It unmounts no other mount: neither a mount that
+//!   covers a mount of this filesystem, nor a mount that later has the directory or the number of such a mount. A
+//!   device number does not identify a filesystem, because Linux gives it to another filesystem after the last unmount.
+//!   So the helper remembers mounts of the filesystem that it has seen. While one of these mounts exists, all mounts
+//!   with the device number belong to the filesystem. It answers [`MOUNTED`] once.
+//! - H2. About processes, the helper tells what /proc shows to every user (groups, umask, capabilities, the processor,
+//!   a pending kill). About open files, it tells more only for files of the mount; about other files, it tells only
+//!   that they are open.
 //! - H3. It moves only threads of the server to other processors, and claims only the device that it was started for.
-//! - H4. It refuses unknown questions. No question has the effect of another one.
+//! - H4. It refuses unknown questions. No question has the effect of another question.
 //! - H5. A helper of root keeps only the capabilities [`KEPT`], cannot get others, and its seccomp filter allows only the
 //!   calls that it needs. An ordinary user's helper has no rights to give up: it needs the setuid program fusermount3.
 
@@ -108,7 +109,7 @@ const MOVE_PATIENCE: Duration = Duration::from_millis(5);
 /// The answer "yes"; every umask and every number of a processor is smaller.
 const YES: u16 = u16::from_le_bytes(*b"ok");
 const NO: u16 = u16::from_le_bytes(*b"no");
-/// The answer to an unmount of what is not mounted.
+/// The answer to an unmount if the filesystem is not mounted.
 const GONE: u16 = u16::from_le_bytes(*b"go");
 /// The answer to [`FILE`] if the file is not of the mount.
 const ELSEWHERE: u16 = u16::from_le_bytes(*b"el");
@@ -116,7 +117,7 @@ const ELSEWHERE: u16 = u16::from_le_bytes(*b"el");
 const UNLIMITED: u16 = u16::from_le_bytes(*b"un");
 const UNKNOWN: u16 = u16::from_le_bytes(*b"??");
 
-/// Stands for a file of which the helper tells nothing. No device has this number.
+/// Stands for a file about which the helper tells nothing. No device has this number.
 const NOT_OF_MOUNT: ProcessFile = ProcessFile {
     id: FileId { device: u64::MAX, ino: 0 },
     is_readable: false,
@@ -224,8 +225,8 @@ impl PrivilegedHelper {
         (answer != UNKNOWN).then_some(usize::from(answer))
     }
 
-    /// Lets a thread of this process run only on `processors`: one processor, or those of the first thread of the process.
-    /// Returns false if it stays where it is, also if the helper is busy.
+    /// Lets a thread of this process run only on `processors`: one processor, or the processors of the first thread of
+    /// the process. Returns false if the thread does not move, for example because the helper is busy.
     pub(crate) fn move_thread(&self, thread: Pid, processors: &CpuSet) -> bool {
         let only = (0..CpuSet::MAX_CPU).find(|nr| processors.is_set(*nr)).filter(|_| processors.count() == 1);
         let place = only.and_then(|nr| u32::try_from(nr).ok()).unwrap_or(EVERYWHERE);
@@ -390,9 +391,9 @@ struct OwnFilesystem {
 enum Seen {
     /// The mounts of the filesystem.
     Mounts(Vec<MountInfo>),
-    /// Other mounts cover those that the helper knows.
+    /// Other mounts cover the mounts that the helper knows.
     Covered,
-    /// Nothing that the helper knows.
+    /// No mount that the helper knows is left.
     Nothing,
 }
 
@@ -517,7 +518,7 @@ impl HelperState {
 }
 
 impl OwnFilesystem {
-    /// Finds the mounts of the filesystem, if one of those that the helper knows is still there, and remembers them.
+    /// If a mount that the helper knows is still there, finds and remembers all mounts of the filesystem.
     fn look(&mut self) -> Seen {
         let is_it = |mount: &MountInfo| mount.is_of_ubtrfs() && mount.device_number() == Some(self.device);
         let mounts: Vec<MountInfo> = mount_table::mounts().into_iter().filter(is_it).collect();

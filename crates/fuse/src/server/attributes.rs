@@ -100,8 +100,9 @@ impl Server {
         Ok(())
     }
 
-    /// Removes the capability of a file whose content changes. In a mount with extended attributes, the kernel does so
-    /// itself, except for files that are open for appending only, whose writes bypass the kernel's page cache.
+    /// Removes the capability of a file whose content changes. In a mount with extended attributes, the kernel removes
+    /// the capability itself, except for files that are open for appending only, whose writes bypass the kernel's page
+    /// cache.
     pub(super) fn drop_capability(&self, id: InodeId, appends_only: bool) -> Result<()> {
         if self.no_xattrs || appends_only {
             self.fs.drop_capability(id)?;

@@ -1,8 +1,8 @@
 //! Keeps a processor awake while requests follow each other closely.
 //!
 //! Client and server take turns. Linux moves the client to another processor that is idle, and each turn then wakes an
-//! idle processor, which takes as long as the request, in a virtual machine up to ten times as long. So a thread of the
-//! lowest priority spins on an otherwise idle processor, and client and server stay where they are.
+//! idle processor. Waking takes as long as the request; in a virtual machine, up to ten times as long. So a thread of
+//! the lowest priority spins on an otherwise idle processor, and client and server stay where they are.
 //!
 //! - P1. Polling costs nothing while few requests arrive, or requests that take long (fsync): the thread starts to spin
 //!   after [`BURST`] requests within [`DENSE`], and stops after [`QUIET`] without a request.
@@ -10,10 +10,11 @@
 //!   sleeps for [`REST`].
 //! - P3. With [`IdlePolling::Auto`], the thread spins only if waking is slow on this machine (measured when serving
 //!   begins), and for at most one [`SHARE`]th of the elapsed time. Time that was not used is saved for later bursts, up
-//!   to [`SAVED_MAX`]. Without rings, only requests of a lone client count, for which the threads that read /dev/fuse
-//!   are gathered. With rings, a request is served where its client runs, but an answer may move the client to an idle
-//!   processor, most often while other threads of the server (writeback) run now and then. On two processors, polling
-//!   leaves the client no idle one. With rings on more processors, waking is slow from [`SLOW_WAKE_OF_MANY`] on.
+//!   to [`SAVED_MAX`]. Without rings, only requests of a lone client count, because the threads that read /dev/fuse are
+//!   gathered only for such a client. With rings, a request is served where its client runs, but an answer may move the
+//!   client to an idle processor, most often while other threads of the server (writeback) run now and then. If there
+//!   are two processors, polling leaves no idle processor to which the client could move. With rings on more
+//!   processors, waking is slow from [`SLOW_WAKE_OF_MANY`] on.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -349,8 +349,8 @@ fn forget<H: Handler>(handler: &H, header: &InHeader, body: &[u8], counts: &Thre
 pub struct Notifier(Arc<OwnedFd>);
 
 impl Notifier {
-    /// Makes the kernel forget a node's attributes, and its cached pages from `offset` on, after writing back dirty
-    /// ones. A negative `offset` keeps all pages; a `len` of 0 means up to the end. Succeeds also if the kernel does
+    /// Makes the kernel forget a node's attributes, and its cached pages from `offset` on; dirty pages are written back
+    /// first. A negative `offset` keeps all pages; a `len` of 0 means up to the end. Succeeds also if the kernel does
     /// not know the node.
     pub fn inval_inode(&self, node: u64, offset: i64, len: i64) -> io::Result<()> {
         let size = u32::try_from(size_of::<InvalInode>()).unwrap_or_default();

@@ -1,10 +1,10 @@
 //! Where the threads that read /dev/fuse run: on every processor, or gathered on one.
 //!
-//! A client and the server take turns. If they run on two processors, each turn wakes a thread on another processor,
-//! which is idle, and this takes longer than many requests; in a virtual machine, an idle processor may even be halted.
-//! If all threads of the server are on the processor of a lone client, a turn is a switch between two threads. Many
-//! clients, or large reads and writes, need all processors. So threads are gathered only for a lone client that makes
-//! dense requests, and only if trials do not show that they are slower then.
+//! A client and the server take turns. If they run on two processors, each turn wakes a thread on the other processor,
+//! which is idle. Waking it takes longer than many requests take; in a virtual machine, an idle processor may even be
+//! halted. If all threads of the server are on the processor of a lone client, a turn is a switch between two threads.
+//! Many clients, or large reads and writes, need all processors. So threads are gathered only for a lone client that
+//! makes dense requests, and only if trials do not show that gathered threads are slower.
 //!
 //! ```text
 //!   Idle --a dense window of one client--> Trial --both modes twice--> Stay --its end, or slow windows--> Trial
@@ -16,9 +16,9 @@
 //! - L1. A window is [`WINDOW`] requests. While requests are sparse, or come from several threads of clients, the
 //!   threads of the server may run on every processor: a watching thread spreads them when the running window takes
 //!   longer than [`QUIET`].
-//! - L2. Threads are spread if that made a trial faster by more than one [`MARGIN`]th. With a smaller difference they
-//!   are gathered: threads that were gathered stay together for a while when they are spread, so a trial shows less of
-//!   the gain than there is. If a few windows in a row are much slower than the trial was, the next trial begins. The
+//! - L2. Threads are spread if spread threads were faster in a trial by more than one [`MARGIN`]th. With a smaller
+//!   difference they are gathered: gathered threads stay together for a while after they are spread, so a trial shows
+//!   only a part of the gain. If a few windows in a row are much slower than the trial was, the next trial begins. The
 //!   first window after a move is not judged. A window whose end was missed, or which began before its threads were
 //!   moved, is not judged either. If one mode is [`CLEAR`] times as fast as the other, the trial ends after one judged
 //!   window of each mode.
@@ -28,10 +28,10 @@
 //! - L5. "Every processor" is what the process may use at that moment: the affinity of its first thread and of the
 //!   thread that serves, neither of which is ever moved. A thread whose affinity another program has changed is left
 //!   alone, so no thread ever gets more processors than the process has.
-//! - L6. A window that takes long because the threads waited for a processor is not sparse but *crowded*: other programs
-//!   use the processors. Then a thread that is woken on another processor than the client's waits until a program there
-//!   has used up its time slice, and on the client's processor it runs as soon as the client waits. So threads are
-//!   gathered without a trial.
+//! - L6. A window that takes long because the threads waited for a processor is not sparse but *crowded*: other
+//!   programs use the processors. Then a thread that is woken on another processor waits until a program there has used
+//!   up its time slice. On the client's processor, the thread runs as soon as the client waits. So threads are gathered
+//!   without a trial.
 
 use std::fmt::{self, Debug, Formatter};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -85,7 +85,8 @@ pub(super) struct ThreadPlacement {
     nr_requests: AtomicU64,
     /// The client of the last share of requests.
     client: AtomicU32,
-    /// The shares of requests of this window that came from another client than the one before, or from several.
+    /// The shares of requests of this window that came from another client than the share before, or from several
+    /// clients.
     nr_mixed: AtomicU32,
     state: Mutex<PlacementState>,
     /// Whether the threads are gathered; read without the lock.
@@ -128,9 +129,9 @@ struct PlacedThread {
 #[derive(Debug, Default)]
 pub(super) struct RequestShare {
     nr_requests: u64,
-    /// Those that do not come from the kernel itself.
+    /// The requests that do not come from the kernel itself.
     nr_of_clients: u64,
-    /// The client of the latter, or [`NO_CLIENT`].
+    /// The client of these requests, or [`NO_CLIENT`].
     client: u32,
 }
 
@@ -141,7 +142,7 @@ enum PlacementMode {
     Gathered,
 }
 
-/// Decides on the mode of each window from the times of earlier ones.
+/// Decides on the mode of each window from the times of earlier windows.
 #[derive(Debug)]
 struct Judge {
     phase: TrialPhase,
@@ -335,7 +336,7 @@ impl ThreadPlacement {
         }
     }
 
-    /// Gathers the threads on a processor, if the process may use it and another one.
+    /// Gathers the threads on a processor, if the process may use this processor and another one.
     fn gather(&self, state: &mut PlacementState, processor: Option<usize>) {
         let Some(allowed) = self.allowed().filter(|allowed| allowed.count() > 1) else {
             return self.spread(state);
@@ -408,7 +409,7 @@ impl PlacedThread {
         self.is_moved = is_ours && self.choose(place, mover);
     }
 
-    /// Takes the move back, unless another program has chosen the thread's processors meanwhile (L5).
+    /// Takes the move back, unless another program has chosen the thread's processors since the move (L5).
     fn spread(&mut self, allowed: Option<&CpuSet>, mover: &ThreadMover) {
         if let (true, Some(allowed)) = (std::mem::take(&mut self.is_moved), allowed)
             && sched_getaffinity(Some(self.thread)).ok().is_some_and(|current| Some(current) == self.chosen)

@@ -3,9 +3,9 @@
 //! the next request.
 //!
 //! - U1. Each thread has one slot in its queue, so the kernel never gives a request to a busy thread while another
-//!   thread is free. Among free threads the kernel picks the one that answered last; idle threads cost nothing.
+//!   thread is free. Among free threads the kernel picks the thread that answered last. Idle threads cost nothing.
 //! - U2. FORGET and INTERRUPT requests do not arrive in rings: one thread keeps reading /dev/fuse. It pauses after each
-//!   FORGET, so that the kernel collects them.
+//!   FORGET, so that the kernel collects several FORGETs.
 //! - U3. All threads exist from the start. A thread started later would not help, because a new slot gets none of the
 //!   waiting requests. So the last thread of a queue never steps [aside](WorkerPlace::aside_for_kernel) for the kernel.
 //! - U4. All rings are made before confinement takes away the right to make them.

@@ -1,7 +1,7 @@
 //! Backrefs: from an extent to its references (`refs`), to the subvolumes that reach it (`roots`), and to the inodes
 //! that use it (`inodes`); whether it is shared (`shared`).
 //!
-//! This code reads only immutable nodes, from given roots: those of the last commit, or of a running commit.
+//! This code reads only immutable nodes, from given roots: the roots of the last commit, or of a running commit.
 
 pub(crate) mod inodes;
 pub(crate) mod refs;

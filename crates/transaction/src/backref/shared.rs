@@ -5,8 +5,8 @@
 //!
 //! Invariants:
 //! - I1. All kept answers are those of one commit. A call after another commit drops them first.
-//! - I2. The answers take a share of the engine's memory ([`SHARED_PART`]). Of an extent with very many references, only
-//!   the first ones are read.
+//! - I2. The answers take a share of the engine's memory ([`SHARED_PART`]). If an extent has very many references, only
+//!   the first references are read.
 
 use std::collections::HashSet;
 

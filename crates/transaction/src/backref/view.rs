@@ -154,8 +154,8 @@ impl<'v> TreesView<'v> {
         read(self.source, &NodePtr { tree, bytenr, generation, level, first_key: None })
     }
 
-    /// The node that points to the block at `child`, in the tree of a subvolume. `first_key` and `level` are those of
-    /// the block. `None` if no node of the subvolume points to the block.
+    /// The node that points to the block at `child`, in the tree of a subvolume. `first_key` and `level` belong to the
+    /// block. `None` if no node of the subvolume points to the block.
     pub(crate) fn parent_in(
         &self,
         subvolume: &SubvolumeRoot,

@@ -35,7 +35,7 @@ pub(crate) struct LoadedTrees {
     unload_at: AtomicUsize,
     /// Number of unloadings so far.
     nr_unloadings: AtomicU64,
-    /// Whether a subvolume may share blocks with another one. The flag is never cleared.
+    /// Whether a subvolume may share blocks with another subvolume. The flag is never cleared.
     shares_blocks: AtomicBool,
 }
 
@@ -111,7 +111,7 @@ impl LoadedTrees {
         self.trees.read().len() > limit.max(self.unload_at.load(Ordering::Relaxed))
     }
 
-    /// Removes the subvolumes' trees that nobody uses (I1). `limit` is the number of trees that fit into memory. The
+    /// Removes trees of subvolumes that no thread uses (I1). `limit` is the number of trees that fit into memory. The
     /// caller holds the commit lock.
     pub(crate) fn unload_unused(&self, limit: usize) {
         lock_rank::check_held(Rank::Commit, "I1: trees leave memory under the commit lock");
@@ -186,8 +186,8 @@ impl Engine {
         Ok(Some(tree))
     }
 
-    /// Unloads trees that nobody uses if there are too many in memory. During a commit, the commit unloads them in the
-    /// end.
+    /// If too many trees are in memory, unloads trees that no thread uses. During a commit, the commit unloads them at
+    /// its end.
     pub fn unload_trees(&self) {
         if self.trees.are_too_many(self.trees_max())
             && let Some(_work) = self.commit_state.try_lock()

@@ -10,9 +10,8 @@
 //! - I1. A move is noted before the checksums of the old address are deleted: a reader that finds no checksum looks the
 //!   address up again and finds the new address.
 //! - I2. An address is in the map only while its block group is read-only, so the address is not allocated again while
-//!   it is in the map.
-//!   Nor is the address discarded: with synchronous discards, that waits for the end of the move
-//!   ([`Engine::discard_moved`](crate::Engine::discard_moved)).
+//!   it is in the map. The address is not discarded either: with synchronous discards, the discard waits for the end of
+//!   the move ([`Engine::discard_moved`](crate::Engine::discard_moved)).
 //! - I3. The copy of an extent may move again while the first move is in the map, because several block groups are
 //!   emptied at the same time. An address is therefore translated until it is not in the map. This ends: a copy is made
 //!   only in a writable group, so by I2 no chain of moves returns to an address in the map. A relocation forgets a move

@@ -5,7 +5,7 @@
 //! fsid of this filesystem. Then a commit deletes the device item, and the superblocks of the device are wiped.
 //!
 //! Invariants:
-//! - R1. From the first moment on, none of the devices that are removed together gets a new chunk or a chunk of another one:
+//! - R1. If several devices are removed together, from the first moment on no chunk is made on them or moves to them:
 //!   their limit is 0.
 //! - R2. Whether the profiles and the space allow the removal is checked before anything moves.
 

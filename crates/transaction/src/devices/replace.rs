@@ -1,19 +1,21 @@
-//! Devices that take the place of others, also of missing ones.
+//! Replacing devices, including missing devices.
 //!
-//! The new device becomes the twin of the old one ([`ubtrfs_volumes::Volumes::begin_twin`]): it gets every write to it.
-//! Meanwhile a walk copies what the old device has, as a scrub goes through it ([`super::scrub`]), and takes what is bad from
-//! other devices. Then a commit puts the new device in the place of the old one, with its device id and UUID, so no chunk
-//! changes. After that, the superblocks of the old device are wiped.
+//! The new device becomes the twin of the old device ([`ubtrfs_volumes::Volumes::begin_twin`]): it gets every write to
+//! the old device. Meanwhile a walk reads the old device as a scrub does ([`super::scrub`]) and copies its content.
+//! Content that is bad there comes from other devices. Then a commit puts the new device in the place of the old one,
+//! with the old device id and UUID, so no chunk changes. After that, the superblocks of the old device are wiped.
 //!
-//! Each commit stores how far the walk is ([`crate::extents::replacing`]), for Linux. After an interruption, the new device is
-//! the twin again, and the walk begins anew.
+//! For Linux, each commit stores the progress of the walk ([`crate::extents::replacing`]). After an interruption, the
+//! new device is the twin again, and the walk begins anew.
 //!
 //! Invariants:
-//! - P1. Everything that was written before the new device became the twin is copied. The walk copies all allocated bytes,
-//!   also those that no tree describes yet: the items of data follow after the data, and may do so behind the walk.
-//! - P2. Until the commit that ends it, the old device is complete: an interruption leaves it in its place.
-//! - P3. A replacement that goes on trusts nothing that an earlier session or Linux has copied. When Linux (6.18) suspends
-//!   one, the cursor that it stores may lie beyond what it has copied.
+//! - P1. Everything that was written before the new device became the twin is copied. The walk copies all allocated
+//!   bytes, including bytes that no tree describes yet: the items of data are put after the data is written, and the
+//!   walk may have passed the data by then.
+//! - P2. Until the commit that ends the replacement, the old device is complete, and an interruption leaves it in its
+//!   place.
+//! - P3. A resumed replacement trusts nothing that an earlier session or Linux has copied. When Linux (6.18) suspends a
+//!   replacement, the cursor that it stores may lie beyond what it has copied.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,16 +45,16 @@ pub struct ReplaceRequest {
 }
 
 impl Engine {
-    /// Replaces a device. `found` gets each range that was bad on the old device; with a good copy elsewhere, the new device
-    /// has the good content. `scrub` has the counts at all times. Units of `job` are bytes of the old device. The change is
-    /// durable on return.
+    /// Replaces a device. `found` gets each range that was bad on the old device. If another device has a good copy of
+    /// the range, the new device gets that copy. `scrub` has the counts at all times. Units of `job` are bytes of the
+    /// old device. The change is durable on return.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if there is no such device, if the new one is smaller than what the filesystem uses of the old
-    /// one, or cannot be written, or if another replacement is not complete; [`Error::BlockGroupBusy`] if chunks keep being
-    /// moved to the old device; [`Error::Cancelled`]; a failure of the new device; an error of a tree or a commit. After an
-    /// error, the old device is in its place. Content without a good copy is no error. After
+    /// [`Error::Refused`] if there is no such device, if the new device is smaller than the part of the old device that
+    /// the filesystem uses, or cannot be written, or if another replacement is not complete; [`Error::BlockGroupBusy`]
+    /// if chunks keep being moved to the old device; [`Error::Cancelled`]; a failure of the new device; an error of a
+    /// tree or a commit. After an error, the old device is in its place. Content without a good copy is no error. After
     /// [`Engine::suspend_replacement`], a cancelled replacement is not given up.
     pub fn replace_device(
         &self,
@@ -94,12 +96,13 @@ impl Engine {
         self.run_replacement(begun, scrub, job, found)
     }
 
-    /// The replacement that an earlier session or Linux has begun, and that does not run.
+    /// The replacement that an earlier session or Linux has begun and that does not run now.
     pub fn suspended_replacement(&self) -> Option<SuspendedReplacement> {
         self.device_changes.replacing.suspended()
     }
 
-    /// Goes on with a suspended replacement. Returns false if there is none, or its new device is missing.
+    /// Continues a suspended replacement. Returns false if no replacement is suspended, or if its new device is
+    /// missing.
     ///
     /// # Errors
     ///
@@ -127,8 +130,8 @@ impl Engine {
         self.run_replacement(item, scrub, job, found).map(|()| true)
     }
 
-    /// Gives up a suspended replacement: the old device stays, and the superblocks of the new one are wiped if it was given.
-    /// Returns false if there is none. The change is durable on return.
+    /// Gives up a suspended replacement: the old device stays, and the superblocks of the new device are wiped if it
+    /// was given. Returns false if no replacement is suspended. The change is durable on return.
     ///
     /// # Errors
     ///
@@ -141,7 +144,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Keeps replacements that are cancelled from now on: the next session goes on with them. For the end of a session.
+    /// Called at the end of a session. Replacements that are cancelled from now on are kept, and the next session
+    /// continues them.
     pub fn suspend_replacement(&self) {
         self.device_changes.replacing.keep();
     }
@@ -210,7 +214,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes the new device the twin of the old one. Waits for chunks that are being moved to the old one.
+    /// Makes the new device the twin of the old device. Waits for chunks that are being moved to the old device.
     fn begin_twin(&self, request: &ReplaceRequest) -> Result<()> {
         for _ in 0..MAX_WAITS {
             match self.volumes.begin_twin(request.devid, Arc::clone(&request.device)) {

@@ -1,15 +1,16 @@
 //! [`Resync`]: brings a device that missed commits up to date.
 //!
-//! A stale device ([`ubtrfs_volumes::MemberState::Stale`]) gets all writes from the moment it is opened, but nobody reads
-//! it where another copy exists. The walk of the extent tree checks on it what it may have missed, and copies what is bad:
-//! tree blocks that are newer than its generation, and all data. The generation of a data extent does not tell whether the
-//! data is older: it may have been overwritten in place, or written into an extent that was preallocated before. Older tree
-//! blocks did not change. Then the device is in sync, and a commit writes its superblock.
+//! A stale device ([`ubtrfs_volumes::MemberState::Stale`]) gets all writes from the moment it is opened, but is not
+//! read where another copy exists. The walk of the extent tree checks on the device what it may have missed: tree
+//! blocks that are newer than its generation, and all data. What is bad there is copied from other devices. The
+//! generation of a data extent does not tell whether the data is older: it may have been overwritten in place, or
+//! written into an extent that was preallocated before. Older tree blocks did not change. Then the device is in sync,
+//! and a commit writes its superblock.
 //!
 //! Invariants:
 //! - S1. An extent that is allocated after the walk began needs no copy, because its writes reach the stale device too.
-//! - S2. The superblock of a stale device is written, and the record of a stale or late one ends, only after everything
-//!   that was copied is durable. Until then, a crash leaves the device as it was.
+//! - S2. The superblock of a stale device is written, and the record of a stale or late device ends, only after
+//!   everything that was copied is durable. Until then, a crash leaves the device as it was.
 //! - S3. Content that has a checksum is copied only if it is good, and only over a bad copy: the stale device may have the
 //!   only good copy.
 
@@ -26,7 +27,7 @@ use crate::extents::csum_tree::verify_sector;
 #[derive(Debug)]
 pub struct Resync {
     stale: Vec<(DevId, Generation)>,
-    /// Where the walk of the extent tree goes on.
+    /// Where the walk of the extent tree continues.
     next: Key,
     copied_bytes: u64,
     walked_bytes: u64,
@@ -38,15 +39,15 @@ impl Resync {
         self.copied_bytes
     }
 
-    /// Bytes of the extents that were looked at so far. In the end this is about the used space of the filesystem.
+    /// Bytes of the extents that were examined so far. At the end of the walk, about the used space of the filesystem.
     pub fn walked_bytes(&self) -> u64 {
         self.walked_bytes
     }
 }
 
 impl Engine {
-    /// Begins to bring the stale devices up to date. Returns `None` if there are none. Devices on which no chunk with
-    /// redundancy has a stripe missed nothing, and are in sync at once.
+    /// Begins to bring the stale devices up to date. Returns `None` if no device is stale. If no chunk with redundancy
+    /// has a stripe on a device, the device missed nothing, and is in sync at once.
     ///
     /// # Errors
     ///

@@ -12,14 +12,14 @@ use crate::engine::{Engine, EngineOptions};
 use crate::job::Job;
 use crate::rescue::Rescue;
 
-/// Gives a filesystem this id, or a random one, also in its tree blocks, and returns it. The devices must be opened for
-/// writing, and nothing else may use them. An interrupted change goes on. All copies of tree blocks are read before anything
-/// is written. `job` counts the bytes of tree blocks that are read or written.
+/// Gives a filesystem this id, or a random id, in its superblocks and tree blocks. Returns the id. The devices must be
+/// opened for writing, and nothing else may use them. Continues an interrupted change. All copies of tree blocks are
+/// read before anything is written. `job` counts the bytes of tree blocks that are read or written.
 ///
 /// # Errors
 ///
-/// Those of [`IdRewrite`]; [`Error::Corrupt`] if a tree block has no good copy, and [`Error::Refused`] if its copies differ:
-/// nothing was changed then, unless the change goes on.
+/// The errors of [`IdRewrite`]; [`Error::Corrupt`] if a tree block has no good copy, and [`Error::Refused`] if its
+/// copies differ. After these two errors nothing was changed, unless the call continued an interrupted change.
 pub fn rewrite_id(devices: &[Arc<dyn Device>], fsid: Option<Uuid>, job: &Job) -> Result<Uuid> {
     let mut rewrite = IdRewrite::look(devices, fsid)?;
     let new = rewrite.fsid();
@@ -59,8 +59,8 @@ pub fn rewrite_id(devices: &[Arc<dyn Device>], fsid: Option<Uuid>, job: &Job) ->
     Ok(new)
 }
 
-/// Fails if a copy of a tree block has other content. An old copy with a right checksum cannot be told from the good one
-/// here, and would get the other one's first sector.
+/// Fails if the copies of a tree block differ. An old copy with a right checksum cannot be told from the good copy
+/// here, and would get the first sector of the good copy.
 fn check_copies(engine: &Engine, at: Logical, node: &[u8]) -> Result<()> {
     let mut other = vec![0; node.len()];
     for copy in 0..engine.volumes.num_copies(at) {

@@ -8,10 +8,10 @@
 //!
 //! Invariants:
 //! - V1. A tree block is checked only if a durable commit has written it.
-//! - V2. Content counts as bad only if the extent tree and the csum tree describe it before it is read and still after it
-//!   was read again: an extent that was freed meanwhile may have been overwritten.
-//! - V3. Everything below [`ScrubCounts::last_physical`] has been checked and counted, and nothing behind it has been
-//!   counted. So an interrupted scrub can go on there, and its counts and the later ones add up.
+//! - V2. Content counts as bad only if the extent tree and the csum tree describe it before the first read and still
+//!   after the second read: an extent that was freed in between may have been overwritten.
+//! - V3. Everything below [`ScrubCounts::last_physical`] has been checked and counted, and nothing at or above it has
+//!   been counted. So an interrupted scrub can continue at this offset, and the counts of both parts add up.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -58,7 +58,7 @@ pub struct ScrubCounts {
     pub super_errors: u64,
     /// Errors without a good copy.
     pub uncorrectable_errors: u64,
-    /// Errors with a good copy, from which they were repaired if that was allowed.
+    /// Errors with a good copy elsewhere. If repairs were allowed, they were repaired from it.
     pub corrected_errors: u64,
     /// Up to this offset of the device, everything has been checked (V3).
     pub last_physical: u64,
@@ -69,7 +69,7 @@ pub struct ScrubCounts {
 pub struct ScrubRequest {
     /// The device.
     pub devid: DevId,
-    /// Where it begins on the device.
+    /// The offset on the device where the scrub begins.
     pub start: u64,
     /// Whether bad copies are repaired.
     pub repair: bool,
@@ -82,13 +82,13 @@ pub struct ScrubFinding {
     pub devid: DevId,
     /// The first bad byte on the device.
     pub physical: Physical,
-    /// Its address.
+    /// The logical address of this byte.
     pub bytenr: Logical,
     /// Consecutive bad bytes.
     pub len_bytes: u64,
-    /// Whether they are a tree block.
+    /// Whether the bytes belong to a tree block.
     pub is_tree: bool,
-    /// The contradiction; `None` if the device could not read them.
+    /// The contradiction; `None` if the device could not read the bytes.
     pub cause: Option<FormatError>,
     /// Whether another copy is good.
     pub has_good_copy: bool,
@@ -109,14 +109,14 @@ struct ScrubState {
     counts: ScrubCounts,
     /// Offsets on the device of windows that are being checked.
     in_work: BTreeSet<u64>,
-    /// Counts of windows that have been checked behind one that is in `in_work`, by their offsets.
+    /// Counts of checked windows that lie behind a window in `in_work`, by their offsets.
     waiting: BTreeMap<u64, ScrubCounts>,
     /// Everything below this offset has been checked or is in `in_work`.
     taken: u64,
 }
 
 impl ScrubState {
-    /// Adds the counts of a window that has been checked, as soon as those before it have been (V3).
+    /// Adds the counts of a checked window, as soon as all windows before it have been checked (V3).
     fn finish(&mut self, begin: u64, counts: ScrubCounts) {
         self.in_work.remove(&begin);
         self.waiting.insert(begin, counts);
@@ -270,13 +270,13 @@ impl ScrubPiece {
     }
 }
 
-/// What becomes of bad content.
+/// What happens to bad content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScrubMode {
     Check,
     Repair,
-    /// Everything is copied to the twin of the device (see [`super::replace`]). The device itself is only read where no
-    /// other copy is good if `avoids_source` is set.
+    /// Everything is copied to the twin of the device (see [`super::replace`]). If `avoids_source` is set, the device
+    /// itself is read only where no other copy is good.
     Twin {
         avoids_source: bool,
     },
@@ -305,7 +305,7 @@ impl Window<'_> {
 }
 
 impl Engine {
-    /// The bytes of a device that chunks use from an offset on. A scrub that begins there goes through them.
+    /// The bytes of a device that chunks use from an offset on. A scrub that begins at this offset reads these bytes.
     pub fn scrub_bytes(&self, devid: DevId, start: u64) -> u64 {
         let stripes = self.volumes.stripes_on(devid, 0..u64::MAX);
         let left = |stripe: &DeviceStripe| {
@@ -383,7 +383,7 @@ impl Engine {
         })
     }
 
-    /// Checks the next window. Returns false if none is left.
+    /// Checks the next window. Returns false if no window is left.
     fn scrub_next(&self, work: &ScrubWork<'_>, windows: &Mutex<Windows>, buf: &mut AlignedBuf) -> Result<bool> {
         work.job.check()?;
         let devid = work.request.devid;
@@ -401,8 +401,8 @@ impl Engine {
             state.taken = state.taken.max(end);
         }
         drop(windows);
-        // A window that fails stays in work, so that a later scrub goes on there (V3). A cancelled scrub finishes its
-        // windows: what they have repaired would never be counted otherwise.
+        // A window that fails stays in work, so that a later scrub continues there (V3). A cancelled scrub finishes its
+        // windows: otherwise, what was repaired in them would never be counted.
         let checked = Window { work, stripe, counts: RefCell::default() };
         self.scrub_window(&checked, window, buf)?;
         work.scrub.state.lock().finish(begin, checked.counts.into_inner());
@@ -472,7 +472,7 @@ impl Engine {
                     PieceKind::Undescribed if content.is_some() => {}
                     PieceKind::Undescribed => {
                         let unit = usize::try_from(self.geometry.sectorsize).unwrap_or(usize::MAX);
-                        // Nothing tells yet what it is, so only its readers will notice if no copy can be read.
+                        // No tree describes this content yet, so only its readers will notice if no copy can be read.
                         let _unknown = self.read_again(window, piece.logical.clone(), unit, None)?;
                     }
                 }
@@ -511,8 +511,8 @@ impl Engine {
         Ok(pieces)
     }
 
-    /// Adds the allocated parts of a chunk that no piece covers, and keeps the order. They may hold what was written before
-    /// its items are in a tree.
+    /// Adds the allocated parts of a chunk that no piece covers, and keeps the order. Such a part may hold data whose
+    /// items are not in a tree yet.
     fn add_undescribed(&self, chunk: Logical, parts: &[StripePart], pieces: &mut Vec<ScrubPiece>) {
         let reserved = self.volumes.reserved_ranges(chunk);
         let mut added = Vec::new();
@@ -641,8 +641,7 @@ impl Engine {
                 index = index.saturating_add(1);
                 continue;
             }
-            // Suspect sectors that follow each other are read again together, those with checksums and those without
-            // apart.
+            // Consecutive suspect sectors are read again together; sectors with and without checksums are read apart.
             let first = index;
             let is_verified = csums.get(first).is_some();
             let is_alike = |&at: &usize| csums.get(at).is_some() == is_verified && is_suspect(at);
@@ -720,7 +719,7 @@ impl Engine {
             }
         });
         if matches!(window.work.mode, ScrubMode::Twin { .. }) && first.has_good_copy {
-            // The new device has the good content, and the old one leaves.
+            // The new device has the good content, and the old device leaves.
             return;
         }
         for cause in bad.iter().filter_map(|unit| unit.cause.as_ref()) {
@@ -748,7 +747,7 @@ struct FoundExtent {
 
 /// Bytes of a stripe that a thread checks at once.
 const WINDOW_BYTES: u64 = 2 << 20;
-/// A window as a whole is the longest read.
+/// The longest read is a whole window.
 const BUF_BYTES: usize = 2 << 20;
 /// Pieces with a shorter gap between them are read together.
 const GAP_BYTES: u64 = 64 << 10;

@@ -25,20 +25,21 @@ use crate::job::Job;
 use crate::open::Loaded;
 
 impl Engine {
-    /// The devices with which the filesystem was opened, also those of its seeds.
+    /// The devices with which the filesystem was opened, including devices of its seeds.
     pub fn given_devices(&self) -> Vec<Arc<dyn Device>> {
         self.volumes.given_devices()
     }
 
-    /// Makes a filesystem on this one, which is a seed, with a first device of its own. Returns the id of the device and the
-    /// fsid. Everything on the device is lost, and nothing is written to the seed. The filesystem is durable on return. It is
-    /// opened with the devices of both.
+    /// Makes a filesystem on this filesystem, which is a seed. The new filesystem gets a first device of its own.
+    /// Returns the id of the device and the fsid. Everything on the device is lost, and nothing is written to the seed.
+    /// The new filesystem is durable on return. To open it, pass the devices of both.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if this filesystem is not a seed, lacks devices, or cannot be written for another reason, or if the
-    /// device is too small or cannot be written; [`Error::NoSpace`] if it has no room for the first chunks; [`Error::Io`] if
-    /// it fails; an error of a commit. After an error, the seed is as it was, and the device may have lost its content.
+    /// [`Error::Refused`] if this filesystem is not a seed, lacks devices, or cannot be written for another reason, or
+    /// if the device is too small or cannot be written; [`Error::NoSpace`] if the device has no room for the first
+    /// chunks; [`Error::Io`] if the device fails; an error of a commit. After an error, the seed is as it was, and the
+    /// device may have lost its content.
     pub fn make_sprout(&self, device: Arc<dyn Device>, job: &Job) -> Result<(DevId, Uuid)> {
         let options = EngineOptions::default();
         let volumes = Volumes::open_sprouting(self.given_devices(), options.of_volumes())?;

@@ -138,8 +138,8 @@ impl Engine {
     }
 
     /// Flags for a new chunk of this kind: the type, with the target profile of the current conversion. Without a
-    /// conversion, a new chunk gets the profile of the last block group of its type. If that one lies on a seed, and the
-    /// filesystem has too few devices of its own for the profile, the chunk gets DUP, or SINGLE for data.
+    /// conversion, a new chunk gets the profile of the last block group of its type. If that block group lies on a
+    /// seed, and the filesystem has too few devices of its own for the profile, the chunk gets DUP, or SINGLE for data.
     pub(crate) fn chunk_flags(&self, kind: SpaceKind) -> BlockGroupFlags {
         let last = self.space.last_flags(kind).unwrap_or(kind.flags());
         let types = last.difference(BlockGroupFlags::PROFILES);
@@ -541,7 +541,7 @@ mod tests {
         image
     }
 
-    /// Linux compares the lengths of device extents with those of chunks when it mounts.
+    /// When it mounts, Linux compares the lengths of device extents with the lengths of chunks.
     #[test]
     fn linux_requires_the_stripe_length_of_the_table() {
         if !ubtrfs_testkit::capability::kernel_oracle() {

@@ -274,9 +274,8 @@ impl Engine {
     }
 }
 
-/// Whether all references to the extent are those of one referrer: a subvolume, an inode, and a file offset minus the
-/// offset into the extent. If they are, a single inline reference has the whole count. The pieces of a split extent are
-/// one referrer.
+/// Whether one referrer (a subvolume, an inode, and a file offset minus the offset into the extent) has all references
+/// to the extent. If so, a single inline reference has the whole count. The pieces of a split extent are one referrer.
 fn is_only_user(item: &ExtentItem, referrer: &Referrer) -> bool {
     item.inline_refs.iter().any(|reference| match reference {
         InlineRef::ExtentData(data) => {

@@ -1,7 +1,7 @@
-//! [`DeviceChanges`]: new sizes of devices, new devices and removed ones, which the next commit records.
+//! [`DeviceChanges`]: new sizes of devices, new devices and removed devices, which the next commit records.
 //!
-//! Owns the changes, under one lock; the lock of `volumes::set` is taken under it. Also owns the lock that is held for a
-//! whole change of a device, and that comes before all other locks.
+//! Owns the changes, under one lock; the lock of `volumes::set` is taken under it. Also owns the lock that is held for
+//! a whole change of a device. That lock comes before all other locks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::job::Job;
 #[derive(Debug, Default)]
 pub(crate) struct DeviceChanges {
     requested: Mutex<Vec<DeviceChange>>,
-    /// What became of the last changes.
+    /// The results of the changes that the last commits recorded.
     done: Mutex<DoneChanges>,
     /// This lock is held for a whole change, because a device has only one limit.
     alone: Mutex<()>,
@@ -37,7 +37,7 @@ pub(crate) enum DeviceChange {
     Resize(DevId, u64),
     /// The device joins the filesystem. It has been wiped. The item is stored with the generation of the commit.
     Add(Arc<dyn Device>, Box<DevItem>),
-    /// The first device of its own joins a filesystem on a seed. It has been wiped, and joined the set already.
+    /// The first own device of a filesystem on a seed joins. It has been wiped, and is in the set of devices already.
     Sprout(Box<DevItem>),
     /// The device, which no chunk uses, leaves the filesystem.
     Remove(DevId),
@@ -50,7 +50,7 @@ pub(crate) enum DeviceChange {
 /// The results of the changes that a commit recorded.
 #[derive(Debug, Default)]
 pub(crate) struct DoneChanges {
-    /// The failure of a new device, which did not join or take the place of another one.
+    /// The failure of a new device, which did not join the filesystem or take the place of another device.
     pub(crate) failure: Option<Error>,
     /// Devices that have left the filesystem.
     pub(crate) removed: Vec<RemovedDevice>,
@@ -162,7 +162,7 @@ impl Engine {
         Ok(())
     }
 
-    /// A device that fails here stays outside, and the commit goes on.
+    /// A device that fails here does not join, and the commit continues.
     fn record_addition(
         &self,
         device: Arc<dyn Device>,
@@ -177,7 +177,7 @@ impl Engine {
         }
         count_device(superblock, item);
         recorded.chunk_batch.push((item_key(item.devid), Some(item.encode().into())));
-        // A record of an earlier device with this id would call the new one stale.
+        // A record of an earlier device with this id would mark the new device as stale.
         self.delete_record(item.devid, recorded)
     }
 
@@ -191,7 +191,7 @@ impl Engine {
         self.delete_record(devid, recorded)
     }
 
-    /// A twin that failed does not take the place, and the commit goes on.
+    /// A twin that failed does not take the device's place, and the commit continues.
     fn record_replacement(
         &self,
         devid: DevId,

@@ -77,7 +77,8 @@ impl Engine {
         );
     }
 
-    /// Discards extents that nobody can read or allocate. A failure ends this with a warning: no data depends on it.
+    /// Discards extents that no thread can read or allocate. A failure ends the discard with a warning, because no data
+    /// depends on it.
     pub(crate) fn discard_unused(&self, mut extents: impl Iterator<Item = Extent>) {
         if let Err(error) = extents.try_for_each(|extent| self.volumes.discard(extent.bytenr, extent.len_bytes)) {
             tracing::warn!("discard: {error}");

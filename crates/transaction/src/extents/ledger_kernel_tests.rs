@@ -1,5 +1,5 @@
 //! Checks the extent, csum and free space trees of images that Linux made: they agree with each other. The extent and
-//! free space items that this crate would write equal those of Linux, and csum items are as full as those of Linux.
+//! free space items that this crate would write equal Linux's items, and csum items are as full as Linux's.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

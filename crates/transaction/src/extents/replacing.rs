@@ -8,11 +8,11 @@
 //!   +--- found: an earlier session or Linux has begun it ----------+
 //! ```
 //!
-//! Owns the state, under one lock, which is the innermost one but for locks of `volumes`.
+//! Owns the state, under one lock. Under this lock, only locks of `volumes` are taken.
 //!
 //! Invariants:
-//! - X1. A commit stores how much is copied as it is before the commit flushes the new device (T6 of `volumes::twin`).
-//! - X2. Without the new device, the next commit stores that nothing is copied: writes pass the device by.
+//! - X1. A commit stores how much was copied before the commit flushed the new device (T6 of `volumes::twin`).
+//! - X2. Without the new device, the next commit stores that nothing is copied, because the new device misses writes.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,11 +26,11 @@ use ubtrfs_volumes::{Volumes, unfinished_replacement};
 #[derive(Debug, Default)]
 pub(crate) struct Replacing {
     unfinished: Mutex<Option<UnfinishedReplace>>,
-    /// Whether one that is cancelled is kept.
+    /// Whether a cancelled replacement is kept.
     is_kept: AtomicBool,
 }
 
-/// How far the copying is.
+/// The progress of the copying.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CopyProgress {
     /// Everything below this offset of the device is copied.
@@ -41,13 +41,13 @@ pub(crate) struct CopyProgress {
     pub(crate) uncorrectable_errors: u64,
 }
 
-/// Tells how far the copying is.
+/// Tells the progress of the copying.
 pub(crate) type AskProgress = Box<dyn Fn() -> CopyProgress + Send + Sync>;
 
 struct UnfinishedReplace {
-    /// The item as it was begun, found or suspended.
+    /// The item as it was when the replacement began, was found, or was suspended.
     item: DevReplaceItem,
-    /// Whether the new device is there.
+    /// Whether the new device is present.
     has_target: bool,
     /// `None` while nothing is copied.
     progress: Option<AskProgress>,
@@ -55,12 +55,12 @@ struct UnfinishedReplace {
     stored: Option<DevReplaceItem>,
 }
 
-/// A replacement that an earlier session or Linux has begun, and that does not run.
+/// A replacement that an earlier session or Linux has begun and that does not run now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SuspendedReplacement {
     /// The state of the replacement.
     pub item: DevReplaceItem,
-    /// Whether the new device is there, so that the replacement can go on.
+    /// Whether the new device is present, so that the replacement can continue.
     pub has_target: bool,
 }
 
@@ -83,7 +83,7 @@ impl fmt::Debug for UnfinishedReplace {
 }
 
 impl Replacing {
-    /// Notes that a replacement has begun or goes on. Commits record it from now on.
+    /// Notes that a replacement has begun or was resumed. Commits record it from now on.
     pub(crate) fn run(&self, item: DevReplaceItem, progress: AskProgress) {
         let mut unfinished = self.unfinished.lock();
         let stored = unfinished.take().and_then(|before| before.stored);

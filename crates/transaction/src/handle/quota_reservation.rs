@@ -11,7 +11,7 @@
 //! - I2. Beside its bytes, each reservation of data holds one tree block for the items of the data. If reservations are
 //!   merged, because their data belongs to one inode, then each but the first holds only the bytes of its items
 //!   ([`Need::item_bytes`]).
-//! - I3. A reservation is split by the bytes of data that it covers, also if only the items of this data need space.
+//! - I3. A reservation is split by the bytes of data that it covers, even if only the items of this data need space.
 //!
 //! Locks: the state of quotas ([`crate::qgroup`]) -> the reserved bytes.
 
@@ -99,8 +99,8 @@ struct ReservedPart {
 }
 
 impl Reserved {
-    /// Reserves space for all of these groups, or for none. `fits` decides for each group whether the limits allow this
-    /// number of reserved bytes, earlier reservations included.
+    /// Reserves space for all of these groups, or for no group. `fits` decides for each group whether the limits allow
+    /// this number of reserved bytes, earlier reservations included.
     pub(crate) fn try_hold(
         self: &Arc<Self>,
         groups: Arc<[QgroupId]>,

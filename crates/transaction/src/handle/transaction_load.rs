@@ -1,5 +1,5 @@
-//! [`TransactionLoad`]: the changes that a transaction was given so far, counted by all threads, and the upper bound of
-//! the room that they need ([`Load::need`]).
+//! [`TransactionLoad`]: a count of the changes of a transaction, by all threads, and an upper bound of the room that
+//! these changes need ([`Load::need`]).
 //!
 //! While room is ample, many changes are admitted for a thread in one step. The thread's operations reserve from the
 //! changes that were admitted in advance (the stock), and the load of these operations is added to the transaction's

@@ -95,7 +95,7 @@ pub(crate) struct LeafAheadWalk {
     /// Slots of leaves that were announced.
     announced: Range<usize>,
     /// Number of leaves that should be in memory or in the queue before and after the walk's position. Grows while the
-    /// walk goes on in that direction.
+    /// walk continues in the same direction.
     reach: [usize; 2],
 }
 

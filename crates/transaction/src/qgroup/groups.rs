@@ -49,7 +49,7 @@ pub(crate) struct Qgroups {
     groups: BTreeMap<QgroupId, Qgroup>,
     /// For each subvolume: its group and all groups above it.
     above: HashMap<RootId, Arc<[QgroupId]>>,
-    /// Groups whose items differ from those on disk.
+    /// Groups whose items in memory differ from the items on disk.
     changed: BTreeSet<QgroupId>,
     /// Relations `(member, parent)` to write (true) or delete (false).
     changed_relations: BTreeMap<(QgroupId, QgroupId), bool>,
@@ -216,7 +216,7 @@ impl Qgroups {
         !self.changed.is_empty() || !self.changed_relations.is_empty()
     }
 
-    /// Takes the groups whose items differ from those on disk.
+    /// Takes the groups whose items in memory differ from the items on disk.
     pub(crate) fn take_changed(&mut self) -> BTreeSet<QgroupId> {
         std::mem::take(&mut self.changed)
     }
@@ -234,7 +234,7 @@ impl Qgroups {
         std::mem::take(&mut self.underflow)
     }
 
-    /// The group of a subvolume and all groups above it; none if the subvolume has no group.
+    /// The group of a subvolume and all groups above it; empty if the subvolume has no group.
     pub(crate) fn above(&mut self, root: RootId) -> Arc<[QgroupId]> {
         if let Some(known) = self.above.get(&root) {
             return Arc::clone(known);

@@ -17,8 +17,8 @@
 //! rescan: a part of the extent tree in each commit
 //! ```
 //!
-//! All of this is full accounting. Simple quotas (`simple`) charge an extent to one subvolume, and need none of these
-//! steps.
+//! Everything above concerns full quotas. Simple quotas (`simple`) charge an extent to one subvolume, and need none of
+//! these steps.
 //!
 //! Most changes need no search for users: a block that is newer than its tree's last snapshot has one user, and data of
 //! a subvolume that is not a snapshot and was never snapshotted has one user too. A change of references that does not

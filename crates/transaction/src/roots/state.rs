@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::{RootId, objectid};
 
-/// The deletion of subvolumes, and the ids of new ones.
+/// The deletion of subvolumes, and the ids of new subvolumes.
 #[derive(Debug, Default)]
 pub(crate) struct SubvolumeRoots {
     /// Deleted subvolumes that nothing uses any more, in the order in which they are dropped.

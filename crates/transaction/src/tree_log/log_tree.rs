@@ -9,8 +9,9 @@
 //!
 //! I1. An address is idle only while no superblock that may be on the devices leads to it.
 //!
-//! I2. On several devices no address is used twice before the next commit. A device that missed writes has an older log
-//! block at the address. It has a valid checksum and the same generation, so nothing would show that it is old.
+//! I2. On several devices no address is used twice before the next commit. Otherwise, a device that missed writes would
+//! have an older log block at the address, with a valid checksum and the same generation, so nothing would show that
+//! the block is old.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
