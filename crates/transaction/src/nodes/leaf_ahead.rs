@@ -7,8 +7,7 @@
 //!
 //! A walk that needs a leaf that is still in the queue reads that request itself, so both threads read and check.
 //!
-//! Owns the queue and the set of expected leaves, under one lock. Lock order: a tree's view -> the lock of the queue ->
-//! the store's shards and cache.
+//! The queue and its lock are those of [`crate::nodes::leaf_queue`].
 //!
 //! Invariants:
 //! - I1. A pointer is followed only if its tree has not changed since the pointer was found: the thread holds the
@@ -22,12 +21,10 @@
 //!   Before [`LeafReadAhead::accept`] and after the end of the readahead thread, nothing is announced, and no thread
 //!   waits. Between `accept` and the start of the thread, walks read the queued requests themselves.
 
-use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use ubtrfs_device::AlignedBuf;
 use ubtrfs_format::Logical;
 use ubtrfs_tree::NodePtr;
@@ -35,6 +32,7 @@ use ubtrfs_tree::NodePtr;
 use crate::health::unwind::EngineId;
 use crate::lock_rank::RankedRwLock;
 use crate::nodes::leaf_hint::TreeVersion;
+use crate::nodes::leaf_queue::{LeafQueue, LeafRequest, NeededLeaf};
 use crate::nodes::store::NodeStore;
 
 /// Leaves that are being read ahead, of all trees of a filesystem.
@@ -42,22 +40,9 @@ use crate::nodes::store::NodeStore;
 pub(crate) struct LeafAhead {
     /// Maximum number of expected leaves.
     expected_max: usize,
-    state: Mutex<ReadAheadState>,
-    /// Signals that a leaf was announced or arrived, or that the readahead thread must end.
-    changed: Condvar,
-    /// Number of leaves in `ReadAheadState::expected`.
-    nr_expected: AtomicUsize,
-}
-
-#[derive(Debug, Default)]
-struct ReadAheadState {
-    queue: VecDeque<LeafJob>,
-    /// Leaves in the queue, and leaves that are being read.
-    expected: HashSet<Logical>,
+    queue: LeafQueue<LeafJob>,
     /// Memory for the requests of threads that need a leaf.
-    spare: AlignedBuf,
-    accepting: bool,
-    stopped: bool,
+    spare: Mutex<AlignedBuf>,
 }
 
 /// A request to read neighbouring leaves, valid for one version of their tree.
@@ -107,25 +92,24 @@ impl LeafReadAhead {
     /// Accepts announcements of leaves. The caller must start a thread that calls [`LeafReadAhead::run`]: leaves of
     /// walks that begin before this thread is scheduled are read ahead too.
     pub fn accept(&self) {
-        self.store.ahead.state.lock().accepting = true;
+        self.store.ahead.queue.accept();
     }
 
     /// Reads leaves ahead until [`LeafReadAhead::stop`]. Only one thread may call `run`.
     pub fn run(&self) {
         self.engine.enter();
         let ahead = &self.store.ahead;
-        // When this thread ends, even by a panic, the readahead ends, so threads that wait for a leaf wake up.
-        let _end = EndLeafAhead(ahead);
+        let _end = ahead.queue.end_on_drop();
         let mut buf = AlignedBuf::with_capacity(0);
-        while let Some(job) = ahead.next_job() {
-            job.read(&self.store, &mut buf);
-            ahead.arrived(&job.run);
+        while let Some(job) = ahead.queue.next() {
+            job.request.read(&self.store, &mut buf);
         }
     }
 
     /// Makes [`LeafReadAhead::run`] return soon.
     pub fn stop(&self) {
-        self.store.ahead.stop();
+        self.store.ahead.queue.end();
+        *self.store.ahead.spare.lock() = AlignedBuf::default();
     }
 }
 
@@ -134,28 +118,16 @@ impl LeafAhead {
     /// leaf until it is needed.
     pub(crate) fn new(cache_nodes: u64) -> Self {
         let expected_max = usize::try_from(cache_nodes / CACHE_SHARE).unwrap_or(usize::MAX).min(EXPECTED_MAX);
-        Self { expected_max, state: Mutex::default(), changed: Condvar::new(), nr_expected: AtomicUsize::new(0) }
+        Self { expected_max, queue: LeafQueue::new(expected_max, false), spare: Mutex::default() }
     }
 
     /// Announces leaves that may be needed soon.
     pub(crate) fn announce(&self, store: &NodeStore, view: &SharedView, version: TreeVersion, ptrs: &[NodePtr]) {
-        let mut state = self.state.lock();
-        if !state.accepting || state.stopped {
-            return;
-        }
-        let mut new = Vec::with_capacity(ptrs.len());
-        for ptr in ptrs {
-            if state.expected.len() >= self.expected_max {
-                break;
-            }
-            if !store.is_in_memory(ptr) && state.expected.insert(ptr.bytenr) {
-                new.push(*ptr);
-            }
-        }
-        let runs = store.runs_of(new, RUN_MAX);
-        state.queue.extend(runs.into_iter().map(|run| LeafJob { view: Arc::clone(view), version, run }));
-        self.nr_expected.store(state.expected.len(), Ordering::Release);
-        self.changed.notify_all();
+        let jobs_of = |leaves| {
+            let runs = store.runs_of(leaves, RUN_MAX).into_iter();
+            runs.map(|run| LeafJob { view: Arc::clone(view), version, run }).collect()
+        };
+        self.queue.announce(ptrs, |ptr| !store.is_in_memory(ptr), jobs_of);
     }
 
     /// The largest useful reach of a walk: leaves beyond it would not be announced.
@@ -166,66 +138,22 @@ impl LeafAhead {
     /// Waits for a leaf if it is being read ahead. If its request is still in the queue, reads the request. Returns
     /// whether the leaf was being read ahead.
     pub(crate) fn wait_for(&self, store: &NodeStore, bytenr: Logical) -> bool {
-        if self.nr_expected.load(Ordering::Acquire) == 0 {
-            return false;
-        }
-        let mut state = self.state.lock();
-        let is_expected = state.expected.contains(&bytenr);
-        if let Some(job) = state.take_job_of(bytenr) {
-            let mut buf = std::mem::take(&mut state.spare);
-            drop(state);
-            let job = Arriving(self, job);
-            job.1.read(store, &mut buf);
-            self.state.lock().spare = buf;
-            return true;
-        }
-        while state.expected.contains(&bytenr) {
-            self.changed.wait(&mut state);
-        }
-        is_expected
-    }
-
-    fn next_job(&self) -> Option<LeafJob> {
-        let mut state = self.state.lock();
-        loop {
-            if state.stopped {
-                return None;
+        match self.queue.need(bytenr) {
+            NeededLeaf::NotExpected => false,
+            NeededLeaf::Arrived => true,
+            NeededLeaf::Waiting(job) => {
+                let mut buf = std::mem::take(&mut *self.spare.lock());
+                job.request.read(store, &mut buf);
+                *self.spare.lock() = buf;
+                true
             }
-            if let Some(job) = state.queue.pop_front() {
-                return Some(job);
-            }
-            self.changed.wait(&mut state);
         }
-    }
-
-    fn arrived(&self, run: &[NodePtr]) {
-        let mut state = self.state.lock();
-        for ptr in run {
-            state.expected.remove(&ptr.bytenr);
-        }
-        self.nr_expected.store(state.expected.len(), Ordering::Release);
-        self.changed.notify_all();
-    }
-
-    fn stop(&self) {
-        let mut state = self.state.lock();
-        state.stopped = true;
-        state.expected.clear();
-        state.spare = AlignedBuf::default();
-        self.nr_expected.store(0, Ordering::Release);
-        let dropped = std::mem::take(&mut state.queue);
-        self.changed.notify_all();
-        drop(state);
-        drop(dropped);
     }
 }
 
-impl ReadAheadState {
-    /// Takes the request that has this leaf out of the queue.
-    fn take_job_of(&mut self, bytenr: Logical) -> Option<LeafJob> {
-        let has_leaf = |job: &LeafJob| job.run.iter().any(|ptr| ptr.bytenr == bytenr);
-        let at = self.queue.iter().position(has_leaf)?;
-        self.queue.remove(at)
+impl LeafRequest for LeafJob {
+    fn leaves(&self) -> &[NodePtr] {
+        &self.run
     }
 }
 
@@ -238,25 +166,6 @@ impl LeafJob {
         {
             nodes.into_iter().for_each(|node| store.keep(node));
         }
-    }
-}
-
-/// Ends the readahead when dropped, also after a panic.
-struct EndLeafAhead<'a>(&'a LeafAhead);
-
-impl Drop for EndLeafAhead<'_> {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
-}
-
-/// A request that a thread took out of the queue. When dropped, also after a panic, its leaves are no longer expected,
-/// so no thread waits for them.
-struct Arriving<'a>(&'a LeafAhead, LeafJob);
-
-impl Drop for Arriving<'_> {
-    fn drop(&mut self) {
-        self.0.arrived(&self.1.run);
     }
 }
 
@@ -329,6 +238,8 @@ const STEADINESS_MAX: u32 = 8;
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     const PARENT: Logical = Logical(1 << 20);

@@ -9,6 +9,7 @@
 
 pub(crate) mod leaf_ahead;
 pub(crate) mod leaf_hint;
+pub(crate) mod leaf_queue;
 pub(crate) mod leaf_reader;
 pub(crate) mod store;
 pub(crate) mod stream;
