@@ -143,6 +143,8 @@ pub enum Response {
         fsid: Uuid,
         /// Whether the mounts of the seed show it now. They stay read-only until they are mounted again with `remount,rw`.
         is_shown: bool,
+        /// Why the mounts of the seed do not show it.
+        problem: Option<String>,
     },
     /// The devices are no part of the filesystem any more.
     Removed,
@@ -212,11 +214,9 @@ fn add(context: &CommandContext<'_>, new: &NewDevice) -> Result<Response> {
     if context.fs.is_seed() {
         let (devid, fsid) = context.fs.make_sprout(Arc::clone(&device), context.job)?;
         let shown = context.host.show(&mut || context.fs.open_sprout(Arc::clone(&device)));
-        let is_shown = shown.unwrap_or_else(|error| {
-            tracing::warn!("the mount still shows the seed, because the filesystem on it cannot be opened: {error}");
-            false
-        });
-        return Ok(Response::Sprouted { devid: devid.0, fsid, is_shown });
+        let (is_shown, problem) =
+            shown.map_or_else(|error| (false, Some(error.to_string())), |is_shown| (is_shown, None));
+        return Ok(Response::Sprouted { devid: devid.0, fsid, is_shown, problem });
     }
     Ok(Response::Added { devid: context.fs.add_device(device, context.job)?.0 })
 }

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -19,6 +19,7 @@ use crate::direct::Direct;
 use crate::exclusive_use::{
     check_kind, claim_block_device, claim_image, lock, lock_parts, refuse_mounted_block_device,
 };
+use crate::loop_watch::{LoopWatch, TellLoopEvent};
 use crate::mounted;
 use crate::open_error::{OpenError, classify, file_size_limit};
 use crate::write_gate::WriteGate;
@@ -60,6 +61,7 @@ pub struct FileDevice {
     /// Files held open for their locks: for an image, the loop devices over it, so that the kernel cannot mount them;
     /// for a block device, the files and devices that it is made of.
     _held: Vec<File>,
+    loop_watch: OnceLock<LoopWatch>,
 }
 
 impl FileDevice {
@@ -212,6 +214,7 @@ impl FileDevice {
             claim: Mutex::default(),
             writes: WriteGate::default(),
             _held: held,
+            loop_watch: OnceLock::new(),
         })
     }
 
@@ -479,6 +482,16 @@ impl Device for FileDevice {
 
     fn resume_writes(&self, permitted: bool) {
         self.writes.resume(permitted);
+    }
+
+    fn watch_loops(&self, tell: TellLoopEvent) -> io::Result<()> {
+        // A block device is claimed, and what is only read may be mounted, too.
+        if self.is_block || self.access == Access::ReadOnly || self.loop_watch.get().is_some() {
+            return Ok(());
+        }
+        let watch = LoopWatch::start(&way_to(&self.file, &self.full_path), tell)?;
+        let _ = self.loop_watch.set(watch);
+        Ok(())
     }
 
     fn check_in_place(&self) -> io::Result<()> {

@@ -44,7 +44,7 @@ pub use aligned_buf::AlignedBuf;
 pub use exclusive_use::{claim_block_device, lock_order, refuse_in_use};
 pub use file::{Access, FileDevice};
 pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, fuse_rings_are_off, has_fuse_rings};
-pub use loop_watch::{LoopEvent, LoopWatch};
+pub use loop_watch::{LoopEvent, LoopWatch, TellLoopEvent};
 pub use members::{FoundMembers, MissedChanges, PossibleSeed, ambiguous_seeds, block_devices, find_members, is_seed};
 pub use memory::MemoryDevice;
 pub use mount_calls::{change_mount_flags, open_fuse_root};
@@ -145,6 +145,12 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Ends the pause of [`Device::pause_writes`]. If the argument is false, all further writes and discards are
     /// refused, because another program has the device.
     fn resume_writes(&self, _permitted: bool) {}
+
+    /// Watches for loop devices over an image file that is open for writing, until the device is closed ([`LoopWatch`]).
+    /// Calls `tell` in a thread of the watch. A second call does nothing.
+    fn watch_loops(&self, _tell: TellLoopEvent) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Fails if the image file was removed, replaced or truncated since it was opened.
     fn check_in_place(&self) -> io::Result<()> {

@@ -16,6 +16,7 @@
 //! `mount -o loop` mounts the device a few milliseconds after it attaches it, so the claim can come too late.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::{File, Metadata};
 use std::io;
 use std::mem::MaybeUninit;
@@ -50,6 +51,23 @@ pub enum LoopEvent {
     },
 }
 
+/// What a watch calls for each event.
+#[derive(Clone)]
+pub struct TellLoopEvent(Arc<dyn Fn(LoopEvent) + Send + Sync>);
+
+impl TellLoopEvent {
+    /// Calls `tell`.
+    pub fn new(tell: impl Fn(LoopEvent) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(tell))
+    }
+}
+
+impl fmt::Debug for TellLoopEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TellLoopEvent").finish_non_exhaustive()
+    }
+}
+
 /// A watch of an image file, which ends when this value is dropped.
 #[derive(Debug)]
 pub struct LoopWatch(Arc<ClaimedLoops>);
@@ -73,7 +91,7 @@ struct Claim {
 
 impl LoopWatch {
     /// Watches the image file at `path`. Calls `tell` in a thread of the watch.
-    pub fn start(path: &Path, tell: impl Fn(LoopEvent) + Send + 'static) -> io::Result<Self> {
+    pub fn start(path: &Path, tell: TellLoopEvent) -> io::Result<Self> {
         let image = std::fs::metadata(path)?;
         let opens = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         inotify::add_watch(&opens, path, WatchFlags::OPEN)?;
@@ -81,7 +99,7 @@ impl LoopWatch {
         let before = mounted::loop_devices_of(image.dev(), image.ino());
         let watched =
             Watched { image, shared: Arc::clone(&shared), before, told: BTreeSet::new(), has_open_question: false };
-        thread::Builder::new().name("loop-watch".into()).spawn(move || watched.run(&opens, &tell))?;
+        thread::Builder::new().name("loop-watch".into()).spawn(move || watched.run(&opens, &*tell.0))?;
         Ok(Self(shared))
     }
 }

@@ -12,7 +12,7 @@ use ubtrfs_control::{
     CommandContext, CommandFailure, FileId, Host, ImageId, OpenFile, ProcessFile, Processes, Request, Response,
     execute, open_device, quota,
 };
-use ubtrfs_device::Device;
+use ubtrfs_device::{Device, TellLoopEvent};
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId};
 use ubtrfs_transaction::{Metric, prometheus_text};
@@ -50,6 +50,8 @@ pub(crate) struct MountHost {
     device: OnceLock<u64>,
     /// The mounts that were made one by one, by their numbers ([`Host::mounts`]).
     mounts: Mutex<Vec<u64>>,
+    /// What is called if a loop device is attached to an image file of the filesystem.
+    pub(crate) tell_loops: OnceLock<TellLoopEvent>,
     /// The helper process of a confined server.
     helper: OnceLock<Arc<PrivilegedHelper>>,
     /// Whether requests arrive through io_uring; known once the connection exists.
@@ -83,6 +85,7 @@ impl MountHost {
             served: Arc::clone(served),
             device: OnceLock::new(),
             mounts: Mutex::default(),
+            tell_loops: OnceLock::new(),
             helper: OnceLock::new(),
             has_rings: OnceLock::new(),
             counts: OnceLock::new(),
@@ -143,6 +146,13 @@ fn ends_by(request: &Request) -> EndsBy {
     }
 }
 
+/// Watches for loop devices over an image file. A failure is only told, because the watch protects against mistakes.
+pub(crate) fn watch_loops(device: &dyn Device, tell: &TellLoopEvent) {
+    if let Err(error) = device.watch_loops(tell.clone()) {
+        tracing::warn!("{} is not protected from loop devices: {error}", device.describe());
+    }
+}
+
 /// The number of mounts that are remembered. An older mount counts as a bind mount.
 const MOUNTS_MAX: usize = 4096;
 
@@ -189,7 +199,11 @@ impl Host for MountHost {
             let text = "the new device is a file of the filesystem itself; give one that lies elsewhere";
             return Err(CommandFailure::new(Errno::INVAL, text));
         }
-        open_device(path, id, force)
+        let device = open_device(path, id, force)?;
+        if let Some(tell) = self.tell_loops.get() {
+            watch_loops(device.as_ref(), tell);
+        }
+        Ok(device)
     }
 
     fn note_mount(&self, mount: u64) {

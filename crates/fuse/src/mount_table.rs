@@ -48,6 +48,12 @@ impl MountInfo {
         self.user().filter(|_| !admits_others)
     }
 
+    /// Whether the kernel refuses writes through all mounts of the filesystem. The options of the filesystem are the last
+    /// ones.
+    pub(crate) fn is_filesystem_read_only(&self) -> bool {
+        self.options.iter().rfind(|option| matches!(option.as_str(), "ro" | "rw")).is_some_and(|option| option == "ro")
+    }
+
     /// The number that `stat` shows as `st_dev`.
     pub(crate) fn device_number(&self) -> Option<u64> {
         let (major, minor) = std::str::from_utf8(&self.device).ok()?.split_once(':')?;

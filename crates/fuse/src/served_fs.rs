@@ -9,8 +9,8 @@
 //! ```
 //!
 //! - F1. Only a seed is exchanged. A seed is never written, and the sprout begins with the same content, so everything
-//!   that a program or the kernel learned from the seed stays true. A request or command that still uses the seed may
-//!   continue to use it.
+//!   that a program or the kernel learned from the seed stays true. A file that has no name is
+//!   deleted, though. A request or command that still uses the seed may continue to use it; a scrub is cancelled.
 //! - F2. The references of the kernel pass to the sprout while no request runs that adds or gives back references. So
 //!   an open file of the mount stays usable when it is removed later.
 //! - F3. On a mount that is no seed, requests take no lock for the exchange.
@@ -108,8 +108,12 @@ impl ServedFs {
             sprout.show_top_level();
         }
         sprout.take_references(&seed);
+        sprout.continue_timeline(&seed);
         *server = Arc::new(server.with_fs(Arc::clone(sprout)));
+        drop(server);
         *self.current.write() = Some(Current { fs: Arc::clone(sprout), is_read_only: false });
+        // Nobody could see or cancel it any more.
+        let _ = seed.cancel_scrub();
         true
     }
 }

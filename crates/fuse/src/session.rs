@@ -26,13 +26,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ubtrfs_control::{Canceller, ControlServer as Control, Host, Peers};
-use ubtrfs_device::{Device, LoopEvent, LoopWatch};
+use ubtrfs_device::{Device, LoopEvent, TellLoopEvent};
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId};
 
 use crate::activity::Activity;
 use crate::caller::CallerGroups;
-use crate::host::MountHost;
+use crate::host::{MountHost, watch_loops};
 use crate::interrupt::Interrupts;
 use crate::lent_device::LentDevice;
 use crate::lost_pages::LostPages;
@@ -64,7 +64,6 @@ pub struct Session {
     unmounter: Option<Arc<PrivilegedHelper>>,
     lent: Arc<OnceLock<LentDevice>>,
     is_fuseblk: Result<bool, String>,
-    loop_watch: Option<LoopWatch>,
     host: Arc<MountHost>,
     device: u64,
     /// The first mount, if it is on no directory yet.
@@ -169,7 +168,6 @@ impl Session {
                     unmounter,
                     lent,
                     is_fuseblk,
-                    loop_watch: None,
                     host,
                     device,
                     placing,
@@ -195,15 +193,15 @@ impl Session {
         self.is_fuseblk.as_ref().copied().map_err(String::as_str)
     }
 
-    /// Watches for loop devices over the mounted image file: claims them, so that the kernel does not mount them, and
-    /// stops writing if the kernel has mounted such a device. Failures are ignored, because the watch only protects
-    /// against mistakes. A read-only mount needs no watch.
-    pub fn watch_image(&mut self, image: &Path) {
-        if self.served.get().is_none_or(|fs| fs.options().read_only) {
-            return;
-        }
+    /// Watches for loop devices over the image files that the filesystem writes to, also over those that join it: claims
+    /// them, so that the kernel does not mount them, and stops writing if the kernel has mounted one.
+    pub fn watch_images(&self) {
         let (served, dir) = (Arc::downgrade(&self.served), self.dir.clone());
-        self.loop_watch = LoopWatch::start(image, move |event| on_loop_device(&served, &dir, &event)).ok();
+        let tell = TellLoopEvent::new(move |event| on_loop_device(&served, &dir, &event));
+        for device in self.served.get().iter().flat_map(|fs| fs.given_devices()) {
+            watch_loops(device.as_ref(), &tell);
+        }
+        let _ = self.host.tell_loops.set(tell);
     }
 
     /// The first mount, if it is on no directory yet. If a helper process is started for [`Self::confine`] afterwards,
@@ -250,7 +248,6 @@ impl Session {
             lost_pages,
             unmounter,
             lent,
-            loop_watch,
             host,
             device,
             placing,
@@ -298,7 +295,7 @@ impl Session {
         if failure.is_none() {
             failure = fs.read_only().filter(|_| !is_read_only).or(lost);
         }
-        drop((fs, served, host, lent, loop_watch));
+        drop((fs, served, host, lent));
         control.finish(failure.as_deref());
         if let Some(source) = not_placed {
             return Err(MountError::Mount { dir: shown, source });

@@ -164,6 +164,11 @@ impl FirstMount {
         &self.found.device
     }
 
+    /// Whether the kernel refuses writes through all mounts of the filesystem.
+    pub fn filesystem_is_read_only(&self) -> bool {
+        self.found.is_filesystem_read_only()
+    }
+
     /// The directory on which it is mounted.
     pub fn dir(&self) -> &Path {
         &self.found.dir

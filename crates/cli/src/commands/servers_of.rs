@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use ubtrfs_control::{Channel, Request, Response, filesystem};
 use ubtrfs_device::find_members;
+use ubtrfs_fuse::FirstMount;
 use uuid::Uuid;
 
 use super::device::superblock_of;
@@ -34,24 +35,39 @@ impl ServersOf {
     /// The process of a mount's server, if it has the device open as a device of its own filesystem.
     pub(crate) fn find(&self, channel: &Channel<'_>) -> Option<u32> {
         let server = channel.server().filter(|server| self.holders.contains(server))?;
-        let Some(seed) = self.seed else { return Some(server) };
+        self.is_of_seed(channel).then_some(server)
+    }
+
+    /// Whether the mount shows the seed itself; true if the device is of no seed.
+    fn is_of_seed(&self, channel: &Channel<'_>) -> bool {
+        let Some(seed) = self.seed else { return true };
         let info = channel.call(Request::Filesystem(filesystem::Request::Info), &[]);
-        let is_of_seed =
-            matches!(info, Ok(Response::Filesystem(filesystem::Response::Info(info))) if info.fsid == seed);
-        is_of_seed.then_some(server)
+        matches!(info, Ok(Response::Filesystem(filesystem::Response::Info(info))) if info.fsid == seed)
     }
 }
 
-/// The mount whose server has this image or device open. Where no holder is known, the latest mount counts.
+/// The mount whose server has this image or device open. Where no holder is known, the latest mount counts that the table
+/// names for it.
 pub(crate) fn served_mount_of(device: &Path) -> Option<PathBuf> {
     let servers = ServersOf::device(device);
     let is_server = |dir: &PathBuf| {
-        let found = || servers.find(&Channel::mount(dir).ok()?);
-        await_server(dir).is_ok() && (!servers.are_known() || found().is_some())
+        let channel = || Channel::mount(dir).ok();
+        await_server(dir).is_ok()
+            && match (servers.are_known(), servers.seed) {
+                (true, _) => channel().is_some_and(|channel| servers.find(&channel).is_some()),
+                (false, Some(_)) => channel().is_some_and(|channel| servers.is_of_seed(&channel)),
+                (false, None) => true,
+            }
+    };
+    // A filesystem may have been mounted by a device that left it, or by its seed.
+    let others = || match servers.are_known() {
+        true => FirstMount::all(device).iter().map(|mount| mount.dir().to_owned()).collect(),
+        false => Vec::new(),
     };
     let members = || find_members(&[device]).map(|members| members.found).unwrap_or_default();
     ubtrfs_fuse::mount_points_of(device)
         .into_iter()
         .find(is_server)
         .or_else(|| members().iter().flat_map(|member| ubtrfs_fuse::mount_points_of(member)).find(is_server))
+        .or_else(|| others().into_iter().find(is_server))
 }

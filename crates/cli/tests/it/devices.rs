@@ -409,9 +409,22 @@ fn a_mounted_seed_gets_a_filesystem_on_it() {
     assert_ne!(fsid(&m), fsid(&seed));
     assert!(fs::write(at("new"), "new").is_err());
     assert_eq!(fs::read(at("dir/file")).unwrap(), b"of the seed");
+    // It is named by its own device, the seed by the seed's.
+    assert_eq!(fsid(&own), fsid(&m));
     if capability::root() {
+        let other = bed.at("other");
+        fs::create_dir(&other).unwrap();
+        refused(&ubtrfs(["mount", &own, &other]), &["read-only", "mount -o remount,rw", "/m"]);
         ok(ubtrfs(["mount", "-o", "remount,rw", &own, &m]));
         fs::write(at("new"), "new").unwrap();
+        // In another pid namespace, no lock shows its holder.
+        let inside = |words: &[&str]| {
+            let mut all = vec!["-pf", "--mount-proc", env!("CARGO_BIN_EXE_ubtrfs")];
+            all.extend(words);
+            std::process::Command::new("unshare").args(all).output().unwrap()
+        };
+        assert!(!inside(&["filesystem", "label", &seed, "of another"]).status.success());
+        assert_eq!(ok(inside(&["filesystem", "label", &m])), "");
         // What was open before stays usable without a name.
         fs::remove_file(at("dir/file")).unwrap();
         let mut kept = String::new();
@@ -419,8 +432,6 @@ fn a_mounted_seed_gets_a_filesystem_on_it() {
         assert_eq!(kept, "of the seed");
         ok(ubtrfs(["device", "add", &third, &m]));
         // The seed is mounted beside it, and shows its own content.
-        let other = bed.at("other");
-        fs::create_dir(&other).unwrap();
         let second = ubtrfs(["mount", &seed, &other]);
         assert!(second.status.success() && String::from_utf8_lossy(&second.stderr).contains("it is a seed filesystem"));
         assert!(!Path::new(&other).join("new").exists() && Path::new(&other).join("dir/file").exists());

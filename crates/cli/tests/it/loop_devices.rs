@@ -2,6 +2,7 @@
 //! too, both would overwrite each other's blocks.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
@@ -156,4 +157,46 @@ fn linux_and_the_server_do_not_both_write_to_an_image() {
         btrfs_check(&mounted.path("e.img")).unwrap();
     }
     eprintln!("mount -o loop: {nr_refused} refused, {nr_mounted} mounted, with the server read-only");
+}
+
+/// Waits until somebody holds a new loop device over the image exclusively.
+fn is_claimed(image: &Path) {
+    let node = ok(linux(&["losetup", "-f", "--show", &text(image)])).trim().to_owned();
+    let flags = i32::try_from(rustix::fs::OFlags::EXCL.bits()).unwrap();
+    let begun = Instant::now();
+    while std::fs::File::options().read(true).custom_flags(flags).open(&node).is_ok() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the kernel may mount {}, too", image.display());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    ok(linux(&["losetup", "-d", &node]));
+}
+
+#[test]
+fn loop_devices_over_all_images_of_a_mount_are_claimed() {
+    if !capability::fuse() || !capability::kernel_oracle() || !capability::program("losetup") {
+        return;
+    }
+    let scratch = TempDir::with_prefix("ubtrfs-loops-").unwrap();
+    let path = |name: &str| scratch.path().join(name);
+    let at = |name: &str| text(&path(name));
+    std::fs::create_dir(path("m")).unwrap();
+    for name in ["one.img", "two.img", "three.img", "seed.img", "own.img"] {
+        std::fs::File::create(path(name)).unwrap().set_len(256 << 20).unwrap();
+    }
+    ok(ubtrfs(["mkfs", "-q", "-d", "raid1", "-m", "raid1", &at("one.img"), &at("two.img")]));
+    // Named by a relative path; the other device is found.
+    ok(crate::common::command(["mount", "one.img", "m"]).current_dir(scratch.path()).output().unwrap());
+    is_claimed(&path("one.img"));
+    is_claimed(&path("two.img"));
+    ok(ubtrfs(["replace", "start", "-B", "1", &at("three.img"), &at("m")]));
+    is_claimed(&path("three.img"));
+    ok(ubtrfs(["umount", &at("m")]));
+    // A filesystem that is made on a mounted seed.
+    ok(ubtrfs(["mkfs", "-q", &at("seed.img")]));
+    ok(ubtrfs(["tune", "-S", "1", &at("seed.img")]));
+    assert!(ubtrfs(["mount", &at("seed.img"), &at("m")]).status.success());
+    ok(ubtrfs(["device", "add", &at("own.img"), &at("m")]));
+    is_claimed(&path("own.img"));
+    ok(ubtrfs(["umount", &at("m")]));
+    btrfs_check(&path("own.img")).unwrap();
 }

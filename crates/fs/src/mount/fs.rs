@@ -246,6 +246,11 @@ impl Fs {
         &self.left_out
     }
 
+    /// The devices of the filesystem and of its seeds, those that joined it later included.
+    pub fn given_devices(&self) -> Vec<Arc<dyn Device>> {
+        self.engine.given_devices()
+    }
+
     /// Error counters of the devices, which also count errors of earlier mounts, in this order: write, read, flush,
     /// corruption, generation.
     pub fn device_stats(&self) -> Vec<(DevId, DevStatsItem)> {

@@ -47,6 +47,11 @@ impl Fs {
         prometheus_text(&self.metrics())
     }
 
+    /// Goes on with the timeline of another filesystem, which ends there.
+    pub fn continue_timeline(&self, of: &Self) {
+        self.engine.stats().continue_timeline(of.engine.stats());
+    }
+
     /// Starts to write a timeline of commits and writeback to `file`, for chrome://tracing and ui.perfetto.dev.
     pub fn start_timeline(&self, file: std::fs::File) -> std::io::Result<()> {
         self.engine.stats().start_timeline(file)

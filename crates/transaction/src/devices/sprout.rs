@@ -25,7 +25,7 @@ use crate::job::Job;
 use crate::open::Loaded;
 
 impl Engine {
-    /// The devices with which the filesystem was opened, including devices of its seeds.
+    /// The devices of the filesystem that are present, including devices of its seeds.
     pub fn given_devices(&self) -> Vec<Arc<dyn Device>> {
         self.volumes.given_devices()
     }

@@ -174,6 +174,11 @@ impl EngineStats {
         add(&stat.written_bytes, written_bytes);
     }
 
+    /// Goes on with the timeline of other statistics, which ends there.
+    pub fn continue_timeline(&self, of: &Self) {
+        self.timeline.take(&of.timeline);
+    }
+
     /// Writes a timeline of all later spans to `file`, in a format that Chrome and Perfetto show.
     ///
     /// # Errors

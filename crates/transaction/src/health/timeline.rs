@@ -50,6 +50,14 @@ impl Timeline {
         Ok(())
     }
 
+    /// Goes on with what `other` writes, which ends there.
+    pub(crate) fn take(&self, other: &Self) {
+        other.is_on.store(false, Ordering::Release);
+        let Some(output) = other.out.lock().take() else { return };
+        *self.out.lock() = Some(output);
+        self.is_on.store(true, Ordering::Release);
+    }
+
     /// Writes an ended span of the calling thread. With `flush`, also writes all buffered spans to the file.
     pub(crate) fn note(&self, name: &str, began: Instant, took: Duration, flush: bool) {
         if !self.is_on.load(Ordering::Acquire) {

@@ -12,14 +12,14 @@ use ubtrfs_control::device::{NewDevice, Request, Response};
 use ubtrfs_control::resolve::PathBytes;
 use ubtrfs_control::{Channel, ImageId, ImageWork};
 use ubtrfs_device::{Device, FileDevice, is_seed, loop_file};
-use ubtrfs_format::print::insert_name;
+use ubtrfs_format::print::{escaped, insert_name};
 
 use super::remove::is_same_device;
 use super::{filesystem_of, unexpected};
 use crate::commands::offline::{ImageOptions, ImageUse};
 use crate::commands::place::{CommandTarget, find_own, with_channel};
 use crate::commands::served::with_served;
-use crate::common::{Shown, format_size, print_json, print_out};
+use crate::common::{Shown, format_size, print_json, print_out, warn};
 use crate::job::with_progress_in_bytes;
 use crate::progs::is_progs;
 
@@ -107,14 +107,24 @@ fn add(
     let done = done.map_err(|failure| anyhow!("cannot add {} to {target}: {failure}", path.shown()))?;
     let (devid, sprout) = match done {
         ubtrfs_control::Response::Device(Response::Added { devid }) => (devid, None),
-        ubtrfs_control::Response::Device(Response::Sprouted { devid, fsid, is_shown }) => {
+        ubtrfs_control::Response::Device(Response::Sprouted { devid, fsid, is_shown, problem }) => {
+            if let Some(problem) = problem {
+                warn(&format!("{target} still shows the seed: {}", escaped(problem.as_bytes())));
+            }
             (devid, Some((fsid, is_shown)))
         }
         _ => return Err(unexpected(target)),
     };
     let (shown, size) = (path.shown(), format_size(size_bytes));
     let to_write = sprout.map(|(_, is_shown)| match (is_shown, target) {
-        (true, CommandTarget::Mounted(dir)) => format!("to write, run: mount -o remount,rw {}", dir.shown()),
+        // Only root may remount.
+        (true, CommandTarget::Mounted(dir)) if ubtrfs_fuse::is_root() => {
+            format!("to write, run: mount -o remount,rw {}", dir.shown())
+        }
+        (true, CommandTarget::Mounted(dir)) => {
+            let dir = dir.shown();
+            format!("to write, run: ubtrfs umount {dir}; ubtrfs mount {shown} {dir}")
+        }
         _ => format!("to write, mount it: ubtrfs mount {shown} DIR"),
     });
     let text = match sprout.zip(to_write.as_ref()) {

@@ -124,6 +124,8 @@ impl MountedImage {
             // As the first mount, which was read-only for the same reason.
             warn(&format!("{device} is mounted read-only: {reason}"));
             config.read_only = true;
+        } else if !config.read_only && self.first.filesystem_is_read_only() {
+            bail!("the kernel holds the filesystem of {at} read-only; first run: mount -o remount,rw {at}");
         }
         let is_confined = self.is_confined();
         for (is_given, is_so, option) in

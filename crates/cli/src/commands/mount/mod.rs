@@ -227,8 +227,8 @@ fn run_command(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(unmounter) = unmounter {
         let done = session.confine(unmounter, Identity::for_image(&args.device));
         warn_of_missing(&done.missing);
-    } else if !is_block_device(&args.device) {
-        session.watch_image(&args.device);
+    } else {
+        session.watch_images();
     }
     tell_of_rings(&config);
     let is_awaited = args.serve;
