@@ -419,10 +419,22 @@ impl MountChannel {
     }
 
     fn call(&self, request: &Request, files: &[&MountFile], side: ClientSide<'_>, job: &Job) -> Result<Response> {
+        self.call_within(CONNECT_PATIENCE, request, files, side, job)
+    }
+
+    /// Repeats the request for `patience` while the server has no room for another connection.
+    fn call_within(
+        &self,
+        patience: Duration,
+        request: &Request,
+        files: &[&MountFile],
+        side: ClientSide<'_>,
+        job: &Job,
+    ) -> Result<Response> {
         let descriptors: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         let frame = encode_request(request, &descriptors)?;
         let waits = request.is_long() && !request.ends_other();
-        let end = Instant::now() + CONNECT_PATIENCE;
+        let end = Instant::now() + patience;
         loop {
             let stream = connect(&self.name).map_err(lost)?;
             self.peers.check(&stream)?;
@@ -791,6 +803,7 @@ mod tests {
 
     use super::*;
     use crate::message::{ProgressMessage, encode_answer};
+    use crate::unchecked_mount_file;
 
     #[test]
     fn a_server_that_reports_nothing_is_awaited_for_a_limited_time() {
@@ -878,6 +891,32 @@ mod tests {
             }
         });
         assert!(failure.text.contains("nothing complete"), "L5: {failure}");
+    }
+
+    #[test]
+    fn a_request_for_which_a_server_has_no_room_is_repeated_until_patience_ends() {
+        let frame = |errno| encode_answer(&Answer::Failed(Failure::new(errno, "a test"))).unwrap();
+        let (full, other) = (frame(Errno::AGAIN), frame(Errno::NOENT));
+        let hour = Duration::from_secs(3600);
+        for (patience, answers, errno) in
+            [(hour, vec![full.clone(), full.clone(), other], Errno::NOENT), (Duration::ZERO, vec![full], Errno::AGAIN)]
+        {
+            let name = format!("ubtrfs-test-full-{}-{}", std::process::id(), answers.len()).into_bytes();
+            let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+            let file = unchecked_mount_file(tempfile::tempfile().unwrap().into());
+            let channel = MountChannel::new(name, file, None, Peers::of_owner(None));
+            // The listener is gone after the last answer, so one more attempt fails with another error.
+            thread::spawn(move || {
+                for answer in answers {
+                    let wire = Wire::new(listener.accept().unwrap().0).unwrap();
+                    wire.send(&answer, &[]).unwrap();
+                }
+            });
+            let request = Request::Filesystem(filesystem::Request::Sync);
+            let called = channel.call_within(patience, &request, &[&channel.file], Side::None, &Job::new());
+            let failure = called.unwrap_err();
+            assert_eq!(failure.errno(), errno, "{failure}");
+        }
     }
 
     #[test]

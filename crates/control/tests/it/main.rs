@@ -6,4 +6,5 @@ mod common;
 mod disk_usage;
 mod open_image;
 mod permissions;
+mod resolve;
 mod server;
