@@ -213,16 +213,7 @@ impl Engine {
 
     /// The current address of data, and its checksums.
     fn current_csums_of(&self, at: Logical, len_bytes: u64) -> Result<(Logical, SectorCsums)> {
-        loop {
-            let current = self.moved.current(at);
-            let csums = self.csums_of(current, len_bytes)?;
-            race_point();
-            // If the data moved during the lookup, the old address may have no checksums any more: look up the new
-            // address.
-            if csums.is_complete() || self.moved.current(at) == current {
-                return Ok((current, csums));
-            }
-        }
+        settled_csums(|| self.moved.current(at), |current| self.csums_of(current, len_bytes))
     }
 
     pub(crate) fn csums_of(&self, at: Logical, len_bytes: u64) -> Result<SectorCsums> {
@@ -274,8 +265,25 @@ impl Engine {
     }
 }
 
-/// Whether one referrer (a subvolume, an inode, and a file offset minus the offset into the extent) has all references
-/// to the extent. If so, a single inline reference has the whole count. The pieces of a split extent are one referrer.
+/// Looks up the checksums of data at its current address. Returns the address and the checksums.
+fn settled_csums(
+    current: impl Fn() -> Logical,
+    lookup: impl Fn(Logical) -> Result<SectorCsums>,
+) -> Result<(Logical, SectorCsums)> {
+    loop {
+        let at = current();
+        let csums = lookup(at)?;
+        race_point();
+        // If the data moved during the lookup, the old address may have no checksums any more: look up the new address.
+        if csums.is_complete() || current() == at {
+            return Ok((at, csums));
+        }
+    }
+}
+
+/// Whether all references to the extent are those of one referrer: a subvolume, an inode, and a file offset minus the
+/// offset into the extent. If they are, a single inline reference has the whole count. The pieces of a split extent are
+/// one referrer.
 fn is_only_user(item: &ExtentItem, referrer: &Referrer) -> bool {
     item.inline_refs.iter().any(|reference| match reference {
         InlineRef::ExtentData(data) => {
@@ -283,4 +291,59 @@ fn is_only_user(item: &ExtentItem, referrer: &Referrer) -> bool {
         }
         _ => false,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use ubtrfs_format::item::{ExtentDataRef, ExtentFlags};
+
+    use super::*;
+
+    #[test]
+    fn checksums_are_looked_up_again_only_if_the_data_moved_and_some_are_missing() {
+        let (old, new) = (Logical(4096), Logical(1 << 20));
+        let csums = |has_all: bool| {
+            let mut csums = SectorCsums::absent(2, 4);
+            (0..if has_all { 2 } else { 1 }).for_each(|index| csums.fill(index, &[1; 4]));
+            csums
+        };
+        for (moves, has_all, found) in
+            [(true, false, (new, true)), (true, true, (old, true)), (false, false, (old, false))]
+        {
+            let (at, nr_lookups) = (Cell::new(old), Cell::new(0));
+            let lookup = |current: Logical| {
+                nr_lookups.set(nr_lookups.get() + 1);
+                assert!(nr_lookups.get() <= 2, "the lookup ends");
+                if moves {
+                    at.set(new);
+                }
+                Ok(csums(has_all || current == new))
+            };
+            let (current, csums) = settled_csums(|| at.get(), lookup).expect("every lookup succeeds");
+            assert_eq!((current, csums.is_complete()), found);
+        }
+    }
+
+    #[test]
+    fn an_extent_has_one_user_only_if_a_reference_of_this_user_counts_all_references() {
+        let referrer = (RootId::FS_TREE, Ino(257), 8192);
+        let own = |count| {
+            InlineRef::ExtentData(ExtentDataRef { root: referrer.0, objectid: referrer.1, offset: referrer.2, count })
+        };
+        let other =
+            InlineRef::ExtentData(ExtentDataRef { root: referrer.0, objectid: Ino(258), offset: referrer.2, count: 2 });
+        let shared = InlineRef::SharedData { parent: Logical(1 << 20), count: 2 };
+        let is_only = |refs, inline_refs| {
+            let flags = ExtentFlags::DATA;
+            let item = ExtentItem { refs, generation: Generation(7), flags, tree_block: None, inline_refs };
+            is_only_user(&item, &referrer)
+        };
+        assert!(is_only(2, vec![own(2)]));
+        assert!(!is_only(2, vec![own(1)]), "the other reference has an item of its own");
+        assert!(!is_only(4, vec![own(2), other]));
+        assert!(!is_only(2, vec![other]));
+        assert!(!is_only(2, vec![shared]));
+    }
 }

@@ -88,15 +88,34 @@ const PART: Duration = Duration::from_millis(if cfg!(test) { 0 } else { 150 });
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::sync::Arc;
 
+    use ubtrfs_device::{Device, MemoryDevice};
     use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run};
 
-    use crate::Engine;
     use crate::backref::tests::open;
+    use crate::{Engine, OpenOptions, QuotaKind};
 
     fn numbers(engine: &Engine) -> BTreeMap<u64, (u64, u64)> {
         let groups = engine.qgroups().expect("quotas are on");
         groups.into_iter().map(|group| (group.id.0, (group.referenced, group.exclusive))).collect()
+    }
+
+    #[test]
+    fn a_read_only_filesystem_with_an_unfinished_rescan_can_be_closed() {
+        let device = Arc::new(MemoryDevice::new(256 << 20));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
+        let open = |read_only| {
+            let device = Arc::clone(&device) as Arc<dyn Device>;
+            Engine::open(vec![device], OpenOptions { read_only, ..OpenOptions::default() }).expect("opened")
+        };
+        let engine = open(false);
+        engine.enable_quotas(QuotaKind::Full).expect("enabled");
+        assert!(engine.quotas.is_rescanning(), "a commit counts only 8 extents");
+        drop(engine);
+        let engine = open(true);
+        assert!(engine.quotas.is_rescanning());
+        engine.close().expect("nothing is to be written");
     }
 
     /// In tests a commit counts 8 extents, so every rescan takes many commits.
