@@ -55,7 +55,8 @@ impl Fs {
         let used = request.subvolumes.iter().chain(&request.parent).chain(&request.clone_sources);
         let _sending = self.begin_send(used.copied(), job)?;
         if self.context.read_only().is_none() {
-            // A send reads the last commit, which may be older than a snapshot that will be sent. So commit first.
+            // A send reads the last commit. Files without names were deleted from a new snapshot after the commit that
+            // made it, and a commit of the deletion would change the snapshot during the send. So commit first.
             self.engine.commit()?;
         }
         let nr = request.subvolumes.len();

@@ -699,6 +699,29 @@ mod tests {
         fs.close().unwrap();
     }
 
+    #[cfg(debug_assertions)]
+    #[test]
+    fn inline_data_whose_items_find_no_space_keeps_its_reservation() {
+        let device = Arc::new(MemoryDevice::new(128 << 20));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let fs = Fs::open(vec![device as Arc<dyn Device>], MountOptions::default()).unwrap();
+        let id = fs.create(fs.root(), b"file", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        fs.write(id, 0, &[1; 200]).unwrap();
+        let inode = fs.inode(id).unwrap();
+        let write = || {
+            let how = BatchMode::together(Wait::ForAll);
+            fs.write_batch(&[Arc::clone(&inode)], 0..u64::MAX, BATCH_BYTES, how).unwrap()
+        };
+        ubtrfs_transaction::refuse_reservation_after(0);
+        let written = write();
+        assert!(ubtrfs_transaction::end_refusal() && written.failure.is_some());
+        // The file can still grow, and then its data needs the space.
+        assert_eq!(inode.state.read().data.unreserved_bytes(), 0);
+        assert!(write().failure.is_none());
+        assert_eq!(fs.extents(id).unwrap()[0].kind, ExtentKind::Inline);
+        fs.close().unwrap();
+    }
+
     /// Extents count as shared once `close` has run, and a batch that was prepared before would find no space for its
     /// data then.
     #[test]

@@ -89,3 +89,23 @@ fn a_copy_with_full_backrefs_keeps_them_until_it_changes() {
     fs.close().unwrap();
     check_medium(&device.content()).unwrap();
 }
+
+#[test]
+fn old_places_of_moved_data_are_discarded_with_synchronous_discards() {
+    for (options, nr_copies) in [("", 2), ("discard=sync", 1)] {
+        let device = Arc::new(MediumDevice::new(Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap()));
+        let options = MountOptions::parse(options).unwrap();
+        let fs = Fs::open(vec![Arc::clone(&device) as Arc<dyn Device>], options).unwrap();
+        let id = fs.create(fs.root(), b"file", NewInode::file(0o600), &Caller::ROOT).unwrap().id;
+        let sector = [0x5a; 4096];
+        fs.write(id, 0, &sector.repeat(50)).unwrap();
+        fs.sync().unwrap();
+        for group in fs.block_groups().into_iter().filter(|group| group.flags.contains(BlockGroupFlags::DATA)) {
+            fs.relocate_block_group(group.start, &Job::new()).unwrap();
+        }
+        fs.close().unwrap();
+        let mut content = vec![0; 256 << 20];
+        device.read_at(0, &mut content).unwrap();
+        assert_eq!(content.chunks(4096).filter(|chunk| **chunk == sector).count(), 50 * nr_copies);
+    }
+}

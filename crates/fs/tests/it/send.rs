@@ -1,6 +1,7 @@
 //! Tests calls that must fail or wait while a subvolume is being sent, and sends that must fail. Linux judges the
 //! streams themselves in `testkit/tests/it/send.rs`.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::Arc;
 
@@ -15,9 +16,7 @@ use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{Medium, MediumDevice};
 
 fn filesystem() -> Arc<Fs> {
-    let medium = Medium::formatted(512 << 20, &MkfsOptions::default()).unwrap();
-    let device: Arc<dyn Device> = Arc::new(MediumDevice::new(medium));
-    let fs = Fs::open(vec![device], MountOptions::default()).unwrap();
+    let fs = empty();
     fs.create_subvolume(fs.root(), b"live", &Caller::ROOT).unwrap();
     let live = root(&fs, "live");
     for name in 0..50 {
@@ -27,6 +26,12 @@ fn filesystem() -> Arc<Fs> {
         fs.write(file.id, 0, &vec![1; 100_000]).unwrap();
     }
     fs
+}
+
+/// An empty filesystem.
+fn empty() -> Arc<Fs> {
+    let medium = Medium::formatted(512 << 20, &MkfsOptions::default()).unwrap();
+    Fs::open(vec![Arc::new(MediumDevice::new(medium)) as Arc<dyn Device>], MountOptions::default()).unwrap()
 }
 
 fn root(fs: &Fs, name: &str) -> RootId {
@@ -176,6 +181,72 @@ fn an_output_that_fails_ends_the_send_with_its_error() {
         assert!(matches!(done, Err(Error::Output(ref error)) if error.kind() == io::ErrorKind::BrokenPipe), "{done:?}");
     }
     fs.delete_subvolume(fs.root(), b"s0", None).unwrap();
+}
+
+/// The names and contents at the top of a subvolume.
+fn files(fs: &Fs, subvolume: &str) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let dir = InodeId::root_of(root(fs, subvolume));
+    let mut names = Vec::new();
+    fs.readdir(dir, 0, &mut |entry| {
+        names.push(entry.name.to_vec());
+        true
+    })
+    .unwrap();
+    names.retain(|name| name != b"." && name != b"..");
+    let read = |name: &[u8]| fs.read(fs.lookup(dir, name).unwrap().id, 0, usize::MAX).unwrap();
+    names.into_iter().map(|name| (name.clone(), read(&name))).collect()
+}
+
+/// Sends a subvolume to a filesystem.
+fn send_to(receiver: &Fs, fs: &Fs, request: &SendRequest) {
+    let mut stream = Vec::new();
+    fs.send(request, &mut stream, &Job::new()).unwrap();
+    receiver.receive(receiver.root(), &stream[..], &ReceiveOptions::default(), &Job::new(), &mut |_| {}).unwrap();
+}
+
+/// The deletion of files without names from a new snapshot is not committed yet when the snapshot is sent. A commit
+/// during the send would change the snapshot.
+#[test]
+fn a_new_snapshot_with_files_without_names_stays_the_same_while_it_is_sent() {
+    let fs = filesystem();
+    let live = InodeId::root_of(root(&fs, "live"));
+    let file = fs.lookup(live, b"0").unwrap().id;
+    fs.open_inode(file).unwrap();
+    fs.unlink(live, b"0").unwrap();
+    let snapshot = snapshot(&fs, "snapshot");
+    let mut output = AtWrite(Some(|| fs.sync().unwrap()));
+    fs.send(&request(snapshot, None, vec![]), &mut output, &Job::new()).unwrap();
+    fs.release_inode(file);
+}
+
+#[test]
+fn a_filesystem_that_became_read_only_is_sent() {
+    let (fs, receiver) = (filesystem(), empty());
+    let snapshot = snapshot(&fs, "snapshot");
+    fs.abort("a test".to_owned());
+    send_to(&receiver, &fs, &request(snapshot, None, vec![]));
+    assert_eq!(files(&receiver, "snapshot"), files(&fs, "snapshot"));
+}
+
+/// The filesystem becomes read-only before files without names are deleted from a new snapshot.
+#[test]
+fn a_file_without_a_name_is_not_sent() {
+    let (fs, full, changes) = (filesystem(), empty(), empty());
+    let live = InodeId::root_of(root(&fs, "live"));
+    let old = snapshot(&fs, "old");
+    let file = fs.lookup(live, b"0").unwrap().id;
+    fs.open_inode(file).unwrap();
+    fs.unlink(live, b"0").unwrap();
+    fs.write(file, 0, b"no name").unwrap();
+    let new = snapshot(&fs, "new");
+    fs.abort("a test".to_owned());
+    send_to(&full, &fs, &request(new, None, vec![]));
+    send_to(&changes, &fs, &request(old, None, vec![]));
+    send_to(&changes, &fs, &request(new, Some(old), vec![]));
+    let left = files(&fs, "new");
+    assert!(!left.contains_key(&b"0"[..]));
+    assert_eq!(files(&full, "new"), left);
+    assert_eq!(files(&changes, "new"), left);
 }
 
 /// When the receiver truncates a file, the space that is preallocated past the new end is lost, so the stream must
