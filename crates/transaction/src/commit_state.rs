@@ -1,9 +1,9 @@
 //! [`CommitState`]: the commit lock, and the state of the last commit.
 //!
-//! Owns the commit lock, and three locks that come after it in the lock order: for the last superblock, for the next
-//! label and for the list of retired blocks. Lock order: the commit lock comes before every other lock of the engine,
-//! except the lock for a whole change of a device ([`crate::extents::device_items`]) and the lock for closing a block
-//! group ([`crate::extents::emptying`]), which come before the commit lock. No lock is taken under the other locks.
+//! Owns the commit lock, and three locks that come after it in the lock order: those of the last superblock, of the
+//! next label and of the list of retired blocks. Lock order: the commit lock comes before every other lock of the
+//! engine, except the lock for a whole change of a device ([`crate::extents::device_items`]) and the lock for closing a block group
+//! ([`crate::extents::block_group_claims`]), which come before the commit lock. No lock is taken under the other locks.
 //!
 //! Invariants:
 //! - I1. Trees change under the commit lock only: a function that changes a tree takes [`CommitWork`] or parts of it.

@@ -27,11 +27,10 @@ use crate::delayed::loaded_trees::LoadedTrees;
 use crate::delayed::moved_extents::MovedExtents;
 use crate::delayed::tree_view::Tree;
 use crate::durable::fsync::Fsyncs;
+use crate::extents::block_group_claims::BlockGroupClaims;
 use crate::extents::chunk_alloc::PendingChunks;
-use crate::extents::chunk_migration::Migrations;
 use crate::extents::conversion::Conversion;
 use crate::extents::device_items::DeviceChanges;
-use crate::extents::emptying::Relocations;
 use crate::extents::freed_extents::FreedExtents;
 use crate::handle::admission::Admission;
 use crate::handle::running::RunningTransaction;
@@ -244,10 +243,9 @@ pub struct Engine {
     pub(crate) ledger: DataLedger,
     pub(crate) moved: MovedExtents,
     pub(crate) pending_chunks: PendingChunks,
-    pub(crate) migrations: Migrations,
+    pub(crate) claims: BlockGroupClaims,
     pub(crate) conversion: Conversion,
     pub(crate) device_changes: DeviceChanges,
-    pub(crate) relocations: Relocations,
     pub(crate) freed: FreedExtents,
     pub(crate) tree_log: TreeLog,
     pub(crate) fsyncs: Fsyncs,
@@ -303,10 +301,9 @@ impl Engine {
             ledger: DataLedger::new(parts.geometry.sectorsize, parts.geometry.csum_type.size()),
             moved: MovedExtents::default(),
             pending_chunks: PendingChunks::default(),
-            migrations: Migrations::default(),
+            claims: BlockGroupClaims::default(),
             conversion: Conversion::default(),
             device_changes: DeviceChanges::default(),
-            relocations: Relocations::default(),
             freed: FreedExtents::default(),
             tree_log: TreeLog::new(parts.found_log),
             fsyncs: Fsyncs::default(),
@@ -379,9 +376,8 @@ impl Engine {
             || !self.pending_chunks.is_empty()
             || self.nr_dead_roots() > 0
             || self.quotas.have_work()
-            || self.migrations.have_copied()
+            || self.claims.have_work()
             || !self.device_changes.is_empty()
-            || self.relocations.have_condemned()
             || self.commit_state.has_noted_label()
     }
 

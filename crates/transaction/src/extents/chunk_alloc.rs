@@ -30,7 +30,7 @@ use ubtrfs_tree::Batch;
 
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
-use crate::extents::emptying::Emptying;
+use crate::extents::block_group_claims::Emptying;
 use crate::extents::free_space_tree;
 use crate::handle::metadata_reservation::ReservationPurpose;
 
@@ -105,9 +105,9 @@ impl Engine {
         let flags = self.chunk_flags(kind);
         // The content of a group that is being emptied needs no more space than all groups of its kind have. So a balance
         // of a small filesystem, whose first groups are shorter than the usual length, gives no kind more space.
-        let max_len = match self.relocations.is_idle() {
-            true => u64::MAX,
-            false => self.space.info(kind).total,
+        let max_len = match self.claims.is_any_emptied() {
+            true => self.space.info(kind).total,
+            false => u64::MAX,
         };
         let Some((logical, chunk)) = self.volumes.plan_chunk(flags, max_len) else { return Ok(false) };
         // A chunk of a mixed block group takes no room from metadata, because it holds data and metadata.
@@ -230,7 +230,7 @@ impl Engine {
         let mut spared = BlockGroupFlags::empty();
         for group in self.space.empty_groups() {
             let types = group.flags & BlockGroupFlags::TYPES;
-            match self.relocations.state_of(group.start) {
+            match self.claims.emptying(group.start) {
                 Some(Emptying::Condemned) => self.remove_if_empty(&group, &mut removed, free_space)?,
                 Some(Emptying::Moving) => {}
                 // It can never be used again.
@@ -264,17 +264,14 @@ impl Engine {
         free_space: Option<&Tree>,
     ) -> Result<()> {
         // A chunk cannot be removed from the trees before it is recorded, or while it is being moved.
-        if self.pending_chunks.contains(group.start) || !self.migrations.begin_removal(group.start) {
+        if self.pending_chunks.contains(group.start) || !self.claims.begin_removal(group.start) {
             return Ok(());
         }
-        // A relocation that began after the first check finds the removal in the map of migrations, or is found here
-        // (M1 of chunk_migration).
-        let is_moving = self.relocations.state_of(group.start) == Some(Emptying::Moving);
         let was_read_only = self.space.is_read_only(group.start);
         // Make the group read-only, then check again that it is empty: a thread may have allocated in the group after
         // the first check.
-        if is_moving || !self.space.try_set_read_only(group.start) {
-            self.migrations.end_removal(group.start);
+        if !self.space.try_set_read_only(group.start) {
+            self.claims.end_removal(group.start);
             return Ok(());
         }
         let still_empty = self.space.is_empty(group.start);
@@ -282,7 +279,7 @@ impl Engine {
             if !was_read_only {
                 self.space.set_writable(group.start);
             }
-            self.migrations.end_removal(group.start);
+            self.claims.end_removal(group.start);
             return Ok(());
         };
         self.space.remove_block_group(group.start);
@@ -309,7 +306,7 @@ impl Engine {
     pub(crate) fn forget_chunks(&self, chunks: &[Logical]) {
         for logical in chunks {
             self.volumes.remove_chunk(*logical);
-            self.migrations.end_removal(*logical);
+            self.claims.end_removal(*logical);
         }
         self.update_unallocated();
     }

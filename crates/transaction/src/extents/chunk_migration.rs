@@ -1,25 +1,15 @@
-//! [`Migrations`]: block groups whose chunk moves to other places on the devices, or gets another number of copies.
+//! Recording chunks that moved to other places on the devices, or got another number of copies.
 //!
-//! A migrated chunk keeps its logical addresses, so no tree block and no reference changes, however many snapshots
-//! share them, and quotas have nothing to account. [`Engine::migrate_chunk`] copies the chunk at the speed of the
-//! devices while other threads read, write and allocate in the chunk (`volumes::migration`). After the copy, a commit
-//! records the new chunk item, device extents and profile. A crash before the commit of a migration is durable leaves
-//! the chunk where it was.
-//!
-//! Owns the state of each migration, under one lock. No other lock is taken under the lock of the migrations.
+//! A moved chunk keeps its logical addresses, so no tree block and no reference changes, however many snapshots share
+//! them, and quotas have nothing to account. [`Engine::migrate_chunk`] copies the chunk at the speed of the devices
+//! while other threads read, write and allocate in the chunk (`volumes::migration`). After the copy, a commit records
+//! the new chunk item, device extents and profile. A crash before the commit of a migration is durable leaves the chunk
+//! where it was. The block group is claimed meanwhile ([`crate::extents::block_group_claims`]).
 //!
 //! Invariants:
-//! - M1. A block group is never moved and removed at the same time, because the move and the removal both enter it in
-//!   the map of migrations first. A block group is never moved and emptied at the same time, and it is not removed
-//!   while a relocation begins to empty it: moves and removals enter the block group in the map of migrations and then
-//!   check the map of relocations, and a relocation enters it in the map of relocations and then checks the map of
-//!   migrations. So if two of these operations begin at the same time, at least one of them finds the other.
-//! - M2. The copy is complete before a commit records it, and `volumes` writes to the old and the new place until that
+//! - M1. The copy is complete before a commit records it, and `volumes` writes to the old and the new place until that
 //!   commit is durable.
 
-use std::collections::BTreeMap;
-
-use parking_lot::Mutex;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevExtent, Stripe};
 use ubtrfs_format::superblock::Superblock;
@@ -29,93 +19,12 @@ use ubtrfs_tree::Batch;
 use crate::engine::Engine;
 use crate::extents::chunk_alloc::replace_system_chunk;
 
-/// Chunks that are being migrated.
-#[derive(Debug, Default)]
-pub(crate) struct Migrations {
-    stages: Mutex<BTreeMap<Logical, MigrationStage>>,
-}
-
-/// The stage of a migration.
-#[derive(Debug)]
-enum MigrationStage {
-    /// Pieces are being copied.
-    Copying,
-    /// All pieces are copied. The next commit records the migration (M2).
-    Copied,
-    /// A commit could not record the migration.
-    Failed(Error),
-    /// There is no migration: the running commit removes the block group (M1).
-    Removing,
-}
-
 /// The changes of the chunk tree and the device tree with which a commit records migrations.
 #[derive(Debug, Default)]
 pub(crate) struct RecordedMigrations {
     pub(crate) chunks: Vec<Logical>,
     pub(crate) chunk_batch: Batch,
     pub(crate) dev_batch: Batch,
-}
-
-impl Migrations {
-    pub(crate) fn contains(&self, start: Logical) -> bool {
-        self.stages.lock().contains_key(&start)
-    }
-
-    /// Whether the next commit has a migration to record.
-    pub(crate) fn have_copied(&self) -> bool {
-        self.stages.lock().values().any(|stage| matches!(stage, MigrationStage::Copied))
-    }
-
-    /// Notes that a block group begins to move. Fails if it is being moved or removed already (M1).
-    pub(crate) fn begin(&self, start: Logical) -> Result<()> {
-        let mut stages = self.stages.lock();
-        if stages.contains_key(&start) {
-            return Err(Error::BlockGroupBusy { start, work: "moved" });
-        }
-        stages.insert(start, MigrationStage::Copying);
-        Ok(())
-    }
-
-    /// Notes that a block group is being removed. Returns false if the block group is being moved or removed already
-    /// (M1).
-    pub(crate) fn begin_removal(&self, start: Logical) -> bool {
-        let mut stages = self.stages.lock();
-        let is_free = !stages.contains_key(&start);
-        stages.entry(start).or_insert(MigrationStage::Removing);
-        is_free
-    }
-
-    /// Ends the removal of a block group, whether it succeeded or not.
-    pub(crate) fn end_removal(&self, start: Logical) {
-        self.end(start);
-    }
-
-    /// Notes that all pieces are copied, so that the next commit records the migration (M2).
-    pub(crate) fn note_copied(&self, start: Logical) {
-        self.set(start, MigrationStage::Copied);
-    }
-
-    fn set(&self, start: Logical, stage: MigrationStage) {
-        self.stages.lock().insert(start, stage);
-    }
-
-    fn copied(&self) -> Vec<Logical> {
-        let stages = self.stages.lock();
-        stages.iter().filter(|(_, stage)| matches!(stage, MigrationStage::Copied)).map(|(start, _)| *start).collect()
-    }
-
-    /// Ends a migration. Returns false if it has ended already.
-    pub(crate) fn end(&self, start: Logical) -> bool {
-        self.stages.lock().remove(&start).is_some()
-    }
-
-    /// The error of the commit that could not record this migration, if there was one.
-    pub(crate) fn take_failure(&self, start: Logical) -> Option<Error> {
-        match self.stages.lock().get(&start) {
-            Some(MigrationStage::Failed(error)) => Some(error.clone()),
-            _ => None,
-        }
-    }
 }
 
 impl Engine {
@@ -135,7 +44,7 @@ impl Engine {
     /// changes system chunks in `superblock`.
     pub(crate) fn record_migrations(&self, superblock: &mut Superblock) -> Result<Option<RecordedMigrations>> {
         let mut recorded = RecordedMigrations::default();
-        for start in self.migrations.copied() {
+        for start in self.claims.copied() {
             let (Some((_, chunk)), Some(target)) = (self.volumes.chunk_at(start), self.volumes.migration_target(start))
             else {
                 continue;
@@ -150,7 +59,7 @@ impl Engine {
                     *superblock = changed;
                     self.record_migration(start, &chunk, &target, &mut recorded)?;
                 }
-                Err(error) => self.migrations.set(start, MigrationStage::Failed(error)),
+                Err(error) => self.claims.note_failure(start, error),
             }
         }
         if recorded.chunks.is_empty() {
@@ -202,7 +111,7 @@ impl Engine {
     pub(crate) fn finish_migrations(&self, chunks: &[Logical]) -> Result<()> {
         for &start in chunks {
             self.volumes.finish_migration(start)?;
-            self.migrations.end(start);
+            self.claims.end(start);
         }
         Ok(())
     }

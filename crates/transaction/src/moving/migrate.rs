@@ -13,6 +13,7 @@ use ubtrfs_volumes::{ChunkPlacement, MIGRATION_PIECE_BYTES};
 use crate::engine::Engine;
 use crate::job::Job;
 use crate::nodes::threads::work_off;
+use crate::race::race_point;
 
 /// The result of [`Engine::migrate_chunk`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,14 +45,12 @@ impl Engine {
         if self.pending_chunks.contains(start) {
             self.commit()?;
         }
-        self.migrations.begin(start)?;
-        if self.relocations.state_of(start).is_some() {
-            self.migrations.end(start);
-            return Err(Error::BlockGroupBusy { start, work: "emptied" });
-        }
+        self.claims.begin_move(start)?;
         let moved = self.copy_and_record(start, placement, job);
-        if moved.is_err() && self.migrations.end(start) {
+        if moved.is_err() && self.claims.cancel_move(start) {
             self.volumes.cancel_migration(start);
+            race_point();
+            self.claims.end(start);
         }
         self.update_unallocated();
         moved
@@ -71,7 +70,7 @@ impl Engine {
             let _making = self.pending_chunks.lock_making();
             let target = self.volumes.plan_migration(start, placement).ok_or(Error::NoSpace)?;
             if target == *chunk {
-                self.migrations.end(start);
+                self.claims.end(start);
                 return Ok(MigratedChunk { copied_bytes: 0, has_changed: false });
             }
             self.check_system_chunk_fits(start, &target)?;
@@ -102,10 +101,10 @@ impl Engine {
             Ok(())
         })?;
         let copied_bytes = copied_bytes.into_inner();
-        self.migrations.note_copied(start);
-        while self.migrations.contains(start) {
+        self.claims.note_copied(start);
+        while self.claims.is_copied(start) {
             self.commit()?;
-            if let Some(error) = self.migrations.take_failure(start) {
+            if let Some(error) = self.claims.failure_of(start) {
                 return Err(error);
             }
         }

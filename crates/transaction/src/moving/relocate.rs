@@ -3,7 +3,7 @@
 //! Invariants:
 //! - I1. The group is read-only from the end of [`Engine::close_to_allocations`] to the group's removal, or until the
 //!   relocation ends early. So the content of the group only shrinks, and each extent needs to be found only once. No
-//!   other relocation makes the group writable: a relocation does so only while its group is in the map of relocations.
+//!   other relocation makes the group writable: a relocation does so only while it has claimed its group.
 //! - I2. An extent that cannot be moved stays in its group, which becomes writable again after the relocation.
 
 use std::ops::Range;
@@ -79,17 +79,10 @@ impl Engine {
     pub fn relocate_block_group(&self, start: Logical, job: &Job) -> Result<RelocatedGroup> {
         self.check_writable()?;
         self.refuse_relocation_trees()?;
-        if !self.relocations.begin(start) {
-            return Err(Error::BlockGroupBusy { start, work: "emptied" });
-        }
-        // Look at the migrations and at the group only after the group is in the map of relocations (M1 of
-        // chunk_migration).
-        if self.migrations.contains(start) {
-            self.relocations.end(start);
-            return Err(Error::BlockGroupBusy { start, work: "moved" });
-        }
+        self.claims.begin_emptying(start)?;
+        // Look at the group only after it is claimed: nothing removes it then.
         let Some(group) = self.space.block_group_at(start).filter(|group| group.start == start) else {
-            self.relocations.end(start);
+            self.claims.end(start);
             return Err(Error::Refused {
                 what: format!("there is no block group at {start}"),
                 hint: "see: ubtrfs inspect dump-tree -t chunk",
@@ -106,11 +99,11 @@ impl Engine {
         if !is_removed {
             self.forget_moves(&group);
         }
-        // The group is now removed, or an ordinary group again (I2). It leaves the map last: as soon as it has left the
-        // map, another relocation may make it read-only (I1).
+        // The group is now removed, or an ordinary group again (I2). The claim ends last: then another relocation may
+        // make the group read-only (I1).
         self.space.set_writable(start);
         race_point();
-        self.relocations.end(start);
+        self.claims.end(start);
         emptied
     }
 
@@ -133,7 +126,7 @@ impl Engine {
             // need.
             let _closing = loop {
                 job.check()?;
-                if let Some(closing) = self.relocations.try_lock_closing(WAIT) {
+                if let Some(closing) = self.claims.try_lock_closing(WAIT) {
                     break closing;
                 }
             };
@@ -292,17 +285,12 @@ impl Engine {
     fn remove_emptied(&self, group: &BlockGroup) -> Result<()> {
         self.forget_moves(group);
         race_point();
-        self.relocations.condemn(group.start);
-        for _ in 0..MAX_WAITS {
-            self.commit_with_step(&mut RelocationStep::default())?;
-            if self.space.block_group_at(group.start).is_none() {
-                return Ok(());
-            }
-            // Another thread has entered the group in the map of migrations, and has not removed this entry yet (M1 of
-            // chunk_migration).
-            std::thread::sleep(WAIT);
+        self.claims.condemn(group.start);
+        self.commit_with_step(&mut RelocationStep::default())?;
+        match self.space.block_group_at(group.start) {
+            None => Ok(()),
+            Some(_) => Err(Error::Bug { what: format!("the empty block group {} was not removed", group.start) }),
         }
-        Err(Error::Bug { what: format!("the empty block group {} was not removed", group.start) })
     }
 
     /// Whether the extent tree has no extent at this address.
