@@ -57,12 +57,12 @@ pub enum Error {
         /// The next step for the user.
         hint: &'static str,
     },
-    /// Another thread empties, moves, removes or writes a block group, or needs its space.
+    /// Another thread empties, moves, removes or writes a block group.
     #[error("block group {start} is already being {work}; wait until the operation ends, then try again")]
     BlockGroupBusy {
         /// The start of the block group.
         start: Logical,
-        /// The current use of the block group: "emptied", "moved", "removed", "written" or "used by writers".
+        /// The current use of the block group: "emptied", "moved", "removed" or "written".
         work: &'static str,
     },
     /// The caller cancelled a long operation.

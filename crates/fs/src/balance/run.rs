@@ -259,9 +259,9 @@ impl Fs {
             counts.considered = (self.block_groups().len() as u64).saturating_sub(counts.expected);
         });
         let mut settled = BTreeSet::new();
-        let mut nr_waits = 0;
+        let (mut nr_waits, mut may_wait) = (0, true);
         loop {
-            let mut busy = Vec::new();
+            let (mut busy, mut awaited) = (Vec::new(), Vec::new());
             for group in chosen {
                 job.check()?;
                 match self.balance_chosen(item, group, job, report) {
@@ -269,14 +269,17 @@ impl Fs {
                         settled.insert(group);
                         self.balance.count(|counts| counts.considered += 1);
                     }
-                    Err(Error::Engine(EngineError::BlockGroupBusy { .. })) if nr_waits < MAX_WAITS => busy.push(group),
+                    Err(Error::Engine(EngineError::BlockGroupBusy { start, .. })) if may_wait => {
+                        busy.push(group);
+                        awaited.push(start);
+                    }
                     Err(error) => return Err(error),
                 }
             }
             // A resize or another thread is moving the block groups in `busy`.
             if !busy.is_empty() {
                 nr_waits += 1;
-                std::thread::sleep(WAIT);
+                may_wait = self.engine.wait_for_block_groups(&awaited, PATIENCE, job)? && nr_waits < MAX_WAITS;
             }
             // Choose further block groups that do not have the target profile yet, until none is left (I2).
             let added = self.choose_unconverted(item, |group| settled.contains(&group) || busy.contains(&group));
@@ -462,7 +465,7 @@ const ITEM_KEY: Key = Key { objectid: objectid::BALANCE, item_type: KeyType::TEM
 /// A block group is not worth emptying if at least this percentage of it is used: its extents would fill a new block
 /// group.
 const FULL_PERCENT: u128 = 95;
-/// Maximum number of waits for block groups that other threads are moving, and the length of a wait: ten minutes in
-/// all.
+/// Maximum number of waits for block groups that other threads are moving.
 const MAX_WAITS: u32 = 6000;
-const WAIT: Duration = Duration::from_millis(100);
+/// Time for which all block groups that are left may be in use by other threads.
+const PATIENCE: Duration = Duration::from_secs(600);

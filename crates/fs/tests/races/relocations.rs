@@ -1,5 +1,8 @@
 //! Several relocations beside each other, and threads that hold addresses from before a move.
 
+use ubtrfs_format::item::{BalanceArgs, BalanceFlags, BalanceItem};
+use ubtrfs_transaction::Placement;
+
 use super::*;
 
 /// A relocation that ends early must not open its block group for writes while another relocation empties it.
@@ -121,4 +124,44 @@ fn data_is_read_while_it_moves_and_its_old_place_is_discarded() {
             assert!(nr_emptied > 0, "no block group was emptied");
         });
     }
+}
+
+/// A balance takes its turn with threads that empty and move the same block groups.
+#[test]
+fn a_balance_waits_for_block_groups_that_others_use() {
+    const SECTORS: usize = 256;
+    let mkfs = MkfsOptions { nodesize: 4096, ..MkfsOptions::default() };
+    let bed = Bed::new(Duration::from_millis(5), &mkfs, "defaults");
+    let mut files: Vec<Checked> = (0..2).map(|nr| Checked::new(&bed, &nr.to_string(), SECTORS * SECTOR)).collect();
+    for (nr, file) in files.iter_mut().enumerate() {
+        file.write(&bed.fs, 0, &bed.rng(nr as u64).bytes(SECTORS * SECTOR));
+    }
+    bed.fs.sync().unwrap();
+    bed_checked(bed, |bed| {
+        let mut nr_balanced = 0;
+        std::thread::scope(|scope| {
+            (0..2).for_each(|nr| bed.spawn_relocations(scope, bed.rng(50 + nr)));
+            let mut rng = bed.rng(52);
+            scope.spawn(move || {
+                bed.until_stopped(|| {
+                    let group = *rng.pick(&bed.fs.block_groups());
+                    let placement = Placement { profile: None, keeps_stripes: rng.one_in(2) };
+                    drop(bed.fs.migrate_block_group(group.start, &placement, &Job::new()));
+                });
+            });
+            bed.for_time(Duration::from_secs(2), || {
+                let args = BalanceArgs::NONE;
+                let flags = BalanceFlags::DATA | BalanceFlags::METADATA | BalanceFlags::SYSTEM;
+                let (data, metadata) = (args.clone(), args.clone());
+                let item = BalanceItem { flags: flags.bits(), data, metadata, system: args, unused: [0; 4] };
+                let report = bed.fs.balance(item, &Job::new()).unwrap();
+                assert!(report.failures.is_empty(), "{:?}", report.failures);
+                nr_balanced += 1;
+            });
+        });
+        println!("{nr_balanced} balances");
+        for file in &files {
+            file.check(&bed.fs, "at the end");
+        }
+    });
 }

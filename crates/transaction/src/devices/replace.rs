@@ -92,7 +92,7 @@ impl Engine {
             num_uncorrectable_read_errors: 0,
         };
         ubtrfs_volumes::wipe(device.as_ref(), device.len_bytes())?;
-        self.begin_twin(request)?;
+        self.begin_twin(request, job)?;
         self.run_replacement(begun, scrub, job, found)
     }
 
@@ -214,15 +214,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes the new device the twin of the old device. Waits for chunks that are being moved to the old device.
-    fn begin_twin(&self, request: &ReplaceRequest) -> Result<()> {
-        for _ in 0..MAX_WAITS {
+    /// Makes the new device the twin of the old one. Waits for chunks that are being moved to the old one.
+    fn begin_twin(&self, request: &ReplaceRequest, job: &Job) -> Result<()> {
+        loop {
             match self.volumes.begin_twin(request.devid, Arc::clone(&request.device)) {
-                Err(Error::BlockGroupBusy { .. }) => std::thread::sleep(WAIT),
+                Err(Error::BlockGroupBusy { start, .. }) if self.wait_for_block_groups(&[start], PATIENCE, job)? => {}
                 begun => return begun,
             }
         }
-        self.volumes.begin_twin(request.devid, Arc::clone(&request.device))
     }
 
     fn fill_twin(
@@ -257,6 +256,5 @@ fn seconds_now() -> u64 {
     u64::try_from(Timespec::now().sec).unwrap_or(0)
 }
 
-/// Maximum number of waits for chunks that other threads are moving; with [`WAIT`], one minute in all.
-const MAX_WAITS: u32 = 600;
-const WAIT: Duration = Duration::from_millis(100);
+/// Time for which a chunk that another thread moves is awaited.
+const PATIENCE: Duration = Duration::from_secs(60);

@@ -18,9 +18,10 @@ use crate::engine::Engine;
 use crate::extents::device_items::DeviceChange;
 use crate::job::Job;
 
-/// Maximum number of waits for chunks that other threads are moving; with [`WAIT`], ten minutes in all.
-const MAX_WAITS: u32 = 6000;
-const WAIT: Duration = Duration::from_millis(100);
+/// Maximum number of attempts to move all chunks: other threads may move the same ones.
+const MAX_PASSES: u32 = 6000;
+/// Time for which chunks that other threads move are awaited.
+const PATIENCE: Duration = Duration::from_secs(600);
 /// Maximum number of block groups that a resize moves aside. A chunk made for their extents may cross the end again.
 const DETOURS_MAX: u32 = 4;
 
@@ -97,31 +98,31 @@ impl Engine {
     pub(super) fn drain_past(&self, devid: DevId, end: u64, job: &Job) -> Result<()> {
         self.update_unallocated();
         let mut detours_left = DETOURS_MAX;
-        for _ in 0..MAX_WAITS {
+        for _ in 0..MAX_PASSES {
             // Record pending chunks, and remove empty block groups.
             self.commit()?;
             let behind = self.volumes.chunks_past(devid, end);
             if behind.is_empty() {
                 return Ok(());
             }
-            let mut has_busy = false;
+            let mut busy = Vec::new();
             // Move chunks from the highest address down, because the allocator fills block groups from below.
             for start in behind.into_iter().rev() {
                 job.check()?;
                 match self.move_below_end(start, job) {
                     Ok(()) => {}
-                    Err(Error::BlockGroupBusy { .. }) => has_busy = true,
+                    Err(Error::BlockGroupBusy { start: claimed, .. }) => busy.push(claimed),
                     Err(Error::NoSpace) if detours_left > 0 && self.volumes.chunk_crosses(start, devid, end) => {
                         detours_left = detours_left.saturating_sub(1);
                         self.move_aside(start, (devid, end), job)?;
                     }
-                    // Another thread has removed the block group.
-                    Err(_) if self.space.block_group_at(start).is_none() => has_busy = true,
+                    // A commit removes the block group.
+                    Err(_) if self.space.block_group_at(start).is_none() => busy.push(start),
                     Err(error) => return Err(error),
                 }
             }
-            if has_busy {
-                std::thread::sleep(WAIT);
+            if !busy.is_empty() && !self.wait_for_block_groups(&busy, PATIENCE, job)? {
+                break;
             }
         }
         Err(Error::Refused {

@@ -1,4 +1,5 @@
-//! [`BlockGroupClaims`]: the block groups that operations empty, move or remove.
+//! [`BlockGroupClaims`]: the block groups that operations empty, move or remove, and the threads that wait for one of
+//! these operations to end.
 //!
 //! ```text
 //! begin_emptying --> Emptying -- condemn --> Condemned <-- begin_removal, end_removal --> Removing
@@ -18,14 +19,23 @@
 //!   takes over a claim: it removes the group that a relocation condemned.
 //! - C2. Soon after a group is claimed to be emptied, the group is read-only: nothing is allocated in it. The group is
 //!   removed only after it is condemned, because until then threads may read the old copies of data that has moved.
+//! - C3. A claim ends after its work is done or undone, so a thread that is woken finds no rest of it.
+//! - C4. A waiter looks at the claims under the lock under which they end, and each end wakes all waiters. So no end is
+//!   missed.
+//! - C5. A waiter has no claim, and holds no lock that a commit takes. So the owner of the claim can go on.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::Logical;
+
+use crate::engine::Engine;
+use crate::job::Job;
+use crate::lock_rank::{self, Rank};
+use crate::race::race_point;
 
 /// The use of a claimed block group.
 #[derive(Clone, Debug)]
@@ -70,6 +80,8 @@ pub(crate) enum Emptying {
 #[derive(Debug, Default)]
 pub(crate) struct BlockGroupClaims {
     claims: Mutex<BTreeMap<Logical, Claim>>,
+    /// Notified at each end of a claim (C4).
+    ended: Condvar,
     /// This lock is held while a relocation makes sure that writers find space in other groups, and forbids allocations
     /// in the group that it empties. Lock order: this lock -> all locks of commits and writeback.
     closing: Mutex<()>,
@@ -126,6 +138,7 @@ impl BlockGroupClaims {
             before => {
                 let is_removing = matches!(before, Some(Claim::Removing { .. }));
                 assert!(is_removing, "C1: the removal of block group {start} ends without a claim");
+                self.ended.notify_all();
             }
         }
     }
@@ -157,7 +170,7 @@ impl BlockGroupClaims {
     }
 
     /// Keeps a commit from recording the move of a group, which the caller undoes before it calls
-    /// [`BlockGroupClaims::end`]. Returns false if the move has ended.
+    /// [`BlockGroupClaims::end`] (C3). Returns false if the move has ended.
     pub(crate) fn cancel_move(&self, start: Logical) -> bool {
         match self.claims.lock().get_mut(&start) {
             Some(claim @ (Claim::Copying | Claim::Copied | Claim::Failed(_))) => {
@@ -168,9 +181,15 @@ impl BlockGroupClaims {
         }
     }
 
-    /// Ends the claim of a group that was emptied or moved.
+    /// Ends the claim of a group that was emptied or moved (C3).
     pub(crate) fn end(&self, start: Logical) {
         self.claims.lock().remove(&start);
+        self.ended.notify_all();
+    }
+
+    /// The error of a call that needs this group; `None` if the group is free.
+    pub(crate) fn busy(&self, start: Logical) -> Option<Error> {
+        self.claims.lock().get(&start).map(|claim| Error::BlockGroupBusy { start, work: claim.work() })
     }
 
     /// The stage of a group that is being emptied.
@@ -210,13 +229,61 @@ impl BlockGroupClaims {
     pub(crate) fn try_lock_closing(&self, patience: Duration) -> Option<MutexGuard<'_, ()>> {
         self.closing.try_lock_for(patience)
     }
+
+    /// Waits until one of these groups is free, but at most for `patience`. Returns whether one is free.
+    fn wait_for_any(&self, groups: &[Logical], patience: Duration) -> bool {
+        let mut claims = self.claims.lock();
+        let are_claimed = |claims: &BTreeMap<Logical, Claim>| groups.iter().all(|start| claims.contains_key(start));
+        self.ended.wait_while_for(&mut claims, |claims| are_claimed(claims), patience);
+        !are_claimed(&claims)
+    }
 }
+
+impl Engine {
+    /// Waits until one of these block groups is not being emptied, moved or removed. The groups are those that
+    /// [`Error::BlockGroupBusy`] named; the caller tries again after the wait. Returns false if all of them are still in
+    /// use after `patience`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Cancelled`]; an error if the filesystem turned read-only.
+    pub fn wait_for_block_groups(&self, groups: &[Logical], patience: Duration, job: &Job) -> Result<bool> {
+        lock_rank::check_none_from(Rank::Unreserved, "C5: a commit may need this lock");
+        let end = Instant::now().checked_add(patience);
+        loop {
+            job.check()?;
+            self.abort_state.check_not_aborted()?;
+            race_point();
+            if self.claims.wait_for_any(groups, TICK) {
+                return Ok(true);
+            }
+            if end.is_some_and(|end| Instant::now() >= end) {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+/// Interval at which a waiter checks whether it is cancelled, and whether the filesystem turned read-only.
+const TICK: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use ubtrfs_device::MemoryDevice;
+
     use super::*;
+    use crate::OpenOptions;
 
     const GROUP: Logical = Logical(1 << 30);
+
+    fn engine() -> Arc<Engine> {
+        let device = Arc::new(MemoryDevice::new(256 << 20));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
+        Engine::open(vec![device], OpenOptions::default()).expect("opened")
+    }
 
     #[test]
     fn a_group_has_one_claim_and_only_a_condemned_one_is_taken_over() {
@@ -247,6 +314,49 @@ mod tests {
         assert!(claims.begin_removal(GROUP));
         assert!(is_refused("removed") && claims.emptying(GROUP).is_none());
         claims.end_removal(GROUP);
-        claims.begin_move(GROUP).expect("it is free");
+        assert!(claims.busy(GROUP).is_none());
+    }
+
+    /// A wait that misses an end lasts until its patience ends.
+    fn check_that_no_end_is_missed(begin: fn(&BlockGroupClaims) -> bool, end: fn(&BlockGroupClaims)) {
+        let (claims, nr_inside) = (BlockGroupClaims::default(), AtomicU64::new(0));
+        let (patience, other) = (Duration::from_secs(60), Logical(2 << 30));
+        claims.begin_move(other).expect("it is free");
+        let work = || {
+            for _ in 0..2000 {
+                while !begin(&claims) {
+                    let begun = Instant::now();
+                    assert!(claims.wait_for_any(&[other, GROUP], patience));
+                    assert!(begun.elapsed() < patience, "C4: an end was missed");
+                }
+                assert_eq!(nr_inside.fetch_add(1, Ordering::SeqCst), 0, "C1");
+                std::thread::yield_now();
+                nr_inside.fetch_sub(1, Ordering::SeqCst);
+                end(&claims);
+            }
+        };
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(work))));
+    }
+
+    #[test]
+    fn no_end_of_a_claim_is_missed() {
+        check_that_no_end_is_missed(|claims| claims.begin_emptying(GROUP).is_ok(), |claims| claims.end(GROUP));
+        check_that_no_end_is_missed(|claims| claims.begin_move(GROUP).is_ok(), |claims| claims.end(GROUP));
+        check_that_no_end_is_missed(|claims| claims.begin_removal(GROUP), |claims| claims.end_removal(GROUP));
+    }
+
+    #[test]
+    fn a_wait_ends_with_its_job_and_with_the_filesystem() {
+        let engine = engine();
+        engine.claims.begin_move(GROUP).expect("it is free");
+        let (patience, job) = (Duration::from_secs(3600), Job::new());
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| engine.wait_for_block_groups(&[GROUP], patience, &job));
+            job.cancel();
+            assert!(matches!(waiter.join().expect("no panic"), Err(Error::Cancelled)));
+            let waiter = scope.spawn(|| engine.wait_for_block_groups(&[GROUP], patience, &Job::new()));
+            engine.abort("a test".to_owned());
+            assert!(matches!(waiter.join().expect("no panic"), Err(Error::ReadOnly { .. })));
+        });
     }
 }

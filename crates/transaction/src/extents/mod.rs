@@ -2,7 +2,7 @@
 //!
 //! - `extent_tree`, `csum_tree`, `free_space_tree`: the items of these trees.
 //! - `data_io`: the I/O of data extents, with checksums.
-//! - `block_group_claims`: the block groups that are emptied, moved or removed.
+//! - `block_group_claims`: the block groups that are emptied, moved or removed, and waiting for them.
 //! - `chunk_alloc`, `conversion`: making chunks, and the profile of new chunks during a conversion.
 //! - `chunk_migration`: recording the moves of chunks on the devices.
 //! - `device_items`, `replacing`: changes of devices that a commit records.

@@ -221,15 +221,20 @@ impl Engine {
     /// Makes another group if this group is the last writable one of its type: writers need space during the
     /// relocation, and new chunks take their profile from existing groups.
     fn keep_kind(&self, group: &BlockGroup) -> Result<()> {
-        let others = self.space.other_groups(group);
-        if others == OtherGroups::Writable || self.add_chunk(SpaceKind::of(group.flags))? {
+        let has_writable = || self.space.other_groups(group) == OtherGroups::Writable;
+        if has_writable() || self.add_chunk(SpaceKind::of(group.flags))? {
             return Ok(());
         }
-        // If there are other groups of the type, other relocations are emptying all of them.
-        Err(match others {
-            OtherGroups::None => Error::NoSpace,
-            _ => Error::BlockGroupBusy { start: group.start, work: "used by writers" },
-        })
+        let types = group.flags & BlockGroupFlags::TYPES;
+        let is_other = |other: &BlockGroup| other.flags & BlockGroupFlags::TYPES == types && other.start != group.start;
+        let others = self.space.block_groups().into_iter().filter(is_other);
+        match others.map(|other| self.claims.busy(other.start)).find(Option::is_some).flatten() {
+            // The other operation makes this group writable, or removes it.
+            Some(busy) => Err(busy),
+            // It has ended just now.
+            None if has_writable() => Ok(()),
+            None => Err(Error::NoSpace),
+        }
     }
 
     /// Runs one step. Returns [`MoveOutcome::Nothing`] if no extents are left, or only those that could not be moved.
