@@ -30,6 +30,7 @@
 //! - `commit_state`: the commit lock and the last superblock, which all modules use.
 //! - `lock_rank`: locks that check their order in debug builds.
 //! - `job`: progress of long operations, and requests to pause or cancel them.
+//! - `event_count`: threads that wait for the next event of a kind.
 //! - `per_thread`: copies of a value, one for each thread.
 //! - `race`: places where tests delay threads.
 
@@ -46,6 +47,7 @@ mod delayed;
 mod devices;
 mod durable;
 mod engine;
+mod event_count;
 mod extents;
 mod find_devices;
 mod handle;
@@ -78,8 +80,9 @@ pub use devices::rewrite_id::rewrite_id;
 pub use devices::scrub::{DeviceScrub, ScrubCounts, ScrubFinding, ScrubRequest};
 pub use devices::size::DEVICE_LEN_MIN;
 pub use durable::fsync::LogStats;
-pub use durable::quota::{QgroupSummary, QuotaKind, QuotaStatus};
-pub use engine::{BackgroundWork, BlockGroupUsage, DirtyData, Engine, EngineOptions, FilesystemGeometry, Flusher};
+pub use durable::quota::{QgroupInfo, QuotaKind, QuotaStatus};
+pub use engine::{BackgroundWork, DirtyData, Engine, Flusher, Geometry, OpenOptions, Usage};
+pub use event_count::EventCount;
 pub use extents::conversion::ConversionTargets;
 pub use extents::data_io::{DataExtent, DataReservation};
 pub use extents::replacing::SuspendedReplacement;
