@@ -7,12 +7,14 @@
 //! - I1. When [`ChangeGate::close`] returns, no change is inside, and no change enters until [`ChangeGate::open`].
 //! - I2. Closing waits for other threads, so its caller must hold no lock that a change takes, and must not be inside
 //!   the gate.
+//! - I3. No thread that closes the gate misses the last change that leaves. A change counts itself as left before it
+//!   looks for closing threads, and a closing thread makes itself known before it counts the changes. So if the change
+//!   finds no closing thread, that thread finds the change gone. Otherwise the change wakes the thread.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use ubtrfs_transaction::PerThread;
 use ubtrfs_transaction::lock_rank::{self, Rank};
+use ubtrfs_transaction::{EventCount, PerThread, race_point};
 
 /// The gate. Every operation passes it, so each thread has counters of its own, which avoids contention.
 #[derive(Debug, Default)]
@@ -22,6 +24,10 @@ pub(crate) struct ChangeGate {
     /// thread than it entered on.
     entered: PerThread<AtomicU64>,
     left: PerThread<AtomicU64>,
+    /// The number of threads that close the gate.
+    nr_closing: AtomicUsize,
+    /// Changes that left while a thread closes the gate.
+    departures: EventCount,
 }
 
 impl ChangeGate {
@@ -52,15 +58,25 @@ impl ChangeGate {
     pub(crate) fn leave(&self) {
         self.left.current().fetch_add(1, Ordering::SeqCst);
         debug_assert!(self.nr_inside() >= 0, "I1: a change left that was not inside");
+        race_point();
+        if self.nr_closing.load(Ordering::SeqCst) > 0 {
+            self.departures.note();
+        }
     }
 
     /// Closes the gate, and waits for the changes inside (I1, I2). Returns whether the gate was open.
     pub(crate) fn close(&self) -> bool {
         lock_rank::check_none_from(Rank::Subvolumes, "I2: changes that run may need this lock");
         let was_open = !self.closed.swap(true, Ordering::SeqCst);
-        while !self.is_empty() {
-            std::thread::sleep(POLL_INTERVAL);
+        self.nr_closing.fetch_add(1, Ordering::SeqCst);
+        loop {
+            let seen = self.departures.current();
+            if self.is_empty() {
+                break;
+            }
+            self.departures.wait(seen);
         }
+        self.nr_closing.fetch_sub(1, Ordering::SeqCst);
         was_open
     }
 
@@ -83,9 +99,6 @@ impl ChangeGate {
         sum(&self.entered).wrapping_sub(left).cast_signed()
     }
 }
-
-/// Interval at which a closing gate checks whether the last change has left.
-const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 #[cfg(test)]
 mod tests {
