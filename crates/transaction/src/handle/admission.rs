@@ -51,6 +51,7 @@ impl Admission {
     /// Notes that the frozen items have left memory.
     pub(crate) fn frozen_items_dropped(&self) {
         self.load.frozen_items_dropped();
+        self.throttle.stages.note();
     }
 
     /// The metric of the memory of delayed items.

@@ -1,13 +1,18 @@
-//! [`Throttle`]: the progress of the running flush of delayed items, and the pauses of writers that are ahead of it.
+//! [`Throttle`]: the progress of the running flush of delayed items, the pauses of writers that are ahead of it, and
+//! the writers that wait for its stages.
 //!
-//! [`crate::reservation::throttle`] decides when a writer is compared with the flush.
+//! [`crate::reservation::throttle`] decides when a writer is compared with the flush, and when it waits.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::event_count::EventCount;
+
 /// Progress of the running flush, and the time that writers still have to sleep.
 #[derive(Debug)]
 pub(crate) struct Throttle {
+    /// A flush begins, items are frozen, frozen items have left memory, a flush ends.
+    pub(crate) stages: EventCount,
     /// Thousandths of the running flush that are done; [`IDLE`] while no flush runs.
     progress: AtomicU64,
     /// Microseconds that writers still have to sleep.
@@ -16,7 +21,7 @@ pub(crate) struct Throttle {
 
 impl Default for Throttle {
     fn default() -> Self {
-        Self { progress: AtomicU64::new(IDLE), debt_micros: AtomicU64::new(0) }
+        Self { stages: EventCount::default(), progress: AtomicU64::new(IDLE), debt_micros: AtomicU64::new(0) }
     }
 }
 
@@ -29,6 +34,7 @@ impl Throttle {
     /// Begins a flush.
     pub(crate) fn begin(&self) -> FlushProgress<'_> {
         self.progress.store(0, Ordering::Relaxed);
+        self.stages.note();
         FlushProgress { throttle: self }
     }
 
@@ -50,7 +56,7 @@ impl Throttle {
         if ahead == 0 {
             return None;
         }
-        let nap = POLL_INTERVAL.as_micros() as u64;
+        let nap = NAP.as_micros() as u64;
         let more = ahead.saturating_mul(MICROS_AHEAD);
         let owed = self.debt_micros.fetch_add(more, Ordering::Relaxed).saturating_add(more);
         // If two writers add to a debt that suffices for one nap, only one of them sleeps. The end of the flush cancels
@@ -59,7 +65,7 @@ impl Throttle {
         if owed < nap || self.debt_micros.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pays).is_err() {
             return None;
         }
-        Some(POLL_INTERVAL)
+        Some(NAP)
     }
 }
 
@@ -67,6 +73,7 @@ impl Drop for FlushProgress<'_> {
     fn drop(&mut self) {
         self.throttle.progress.store(IDLE, Ordering::Relaxed);
         self.throttle.debt_micros.store(0, Ordering::Relaxed);
+        self.throttle.stages.note();
     }
 }
 
@@ -75,7 +82,8 @@ const IDLE: u64 = u64::MAX;
 const APPLY_SHARE: u64 = 900;
 /// Microseconds of debt that a change adds for each thousandth that its writer is ahead.
 const MICROS_AHEAD: u64 = 2;
-pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// The length of a pause.
+const NAP: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
 mod tests {

@@ -186,6 +186,7 @@ impl Engine {
         load.asked_for_commit.store(false, Ordering::Relaxed);
         load.asked_for_flush.store(false, Ordering::Relaxed);
         load.csum_bytes.store(0, Ordering::Relaxed);
+        self.admission.throttle.stages.note();
     }
 
     /// Moves the load of the active rows, and `names_bytes` of the names' memory, to the frozen load. The need of the
@@ -201,6 +202,7 @@ impl Engine {
         load.rows.reset();
         load.names.memory_bytes.fetch_sub(names_bytes as i64, Ordering::Relaxed);
         load.asked_for_flush.store(false, Ordering::Relaxed);
+        self.admission.throttle.stages.note();
     }
 
     /// Notes that the frozen items are in the trees' nodes, and that the accounting trees record these nodes.

@@ -29,7 +29,6 @@ use ubtrfs_error::Result;
 
 use crate::commit::apply_rows::{NAMES_PART, ROWS_PART};
 use crate::engine::{BackgroundWork, Engine, MemoryPart};
-use crate::handle::flush_progress::POLL_INTERVAL;
 
 impl Engine {
     /// Keeps delayed items within their share of memory. May sleep or flush. Called before a change, with no lock held
@@ -84,21 +83,26 @@ impl Engine {
     /// Waits until the active items are below their limit again: the next flush freezes them, or the end of the running
     /// flush raises the limit. Flushes if no other thread begins a flush in time (I1).
     fn wait_for_room(&self) -> Result<()> {
+        let throttle = &self.admission.throttle;
         let mut idle_since = None;
-        while self.admission.load.memory_bytes() >= self.active_limit() {
+        loop {
+            let seen = throttle.stages.current();
+            if self.admission.load.memory_bytes() < self.active_limit() {
+                return Ok(());
+            }
             self.check_writable()?;
-            if self.admission.throttle.progress().is_some() {
+            if throttle.progress().is_some() {
                 idle_since = None;
-            } else if idle_since.get_or_insert_with(Instant::now).elapsed() > FLUSH_START_TIMEOUT {
+            } else if idle_since.get_or_insert_with(Instant::now).elapsed() >= FLUSH_START_TIMEOUT {
                 return self.flush_delayed_items();
             }
-            std::thread::sleep(POLL_INTERVAL);
+            throttle.stages.wait_for(seen, FLUSH_START_TIMEOUT);
         }
-        Ok(())
     }
 }
 
-/// Time within which the commit thread must begin a flush.
+/// Time within which the commit thread must begin a flush. Also the interval at which a waiter checks whether the
+/// filesystem turned read-only.
 const FLUSH_START_TIMEOUT: Duration = Duration::from_millis(50);
 /// Maximum memory of delayed items, active and frozen together.
 const DELAYED_PART: MemoryPart = (11, 16);
