@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use ubtrfs_format::Logical;
+use ubtrfs_transaction::EventCount;
 use ubtrfs_transaction::lock_rank::{Rank, RankedRwLock};
 
 use crate::inode::buf_pool::BufPool;
@@ -23,6 +24,8 @@ pub(crate) struct DataPath {
     limit_bytes: u64,
     /// Memory of the data that batches are writing now.
     writing_bytes: AtomicU64,
+    /// Batches that ended: their data is on disk and takes no memory, or is dirty again.
+    pub(crate) ended_batches: EventCount,
     queue: Mutex<DirtyQueue>,
     /// The logical address where the last allocation for data ended, and where the next allocation begins if possible.
     pub(crate) hint: Mutex<Option<Logical>>,
@@ -53,6 +56,7 @@ impl DataPath {
             pool: BufPool::new(limit_bytes),
             limit_bytes,
             writing_bytes: AtomicU64::new(0),
+            ended_batches: EventCount::default(),
             queue: Mutex::default(),
             hint: Mutex::default(),
             threads: WritebackThreads::default(),
@@ -160,6 +164,7 @@ pub(crate) struct BatchToken<'d> {
 impl Drop for BatchToken<'_> {
     fn drop(&mut self) {
         self.data.writing_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.data.ended_batches.note();
     }
 }
 

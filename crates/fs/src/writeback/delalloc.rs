@@ -25,7 +25,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ubtrfs_format::item::{FileExtentBody, InodeFlags};
 use ubtrfs_format::{Generation, RootId};
@@ -176,15 +176,21 @@ impl Fs {
             // Do not accept more data that cannot be written: it would take memory that other files need.
             written.failure.map_or(Ok(()), Err)?;
         }
-        let mut nr_waits = 0;
-        while self.data.is_over_limit() && nr_waits < MAX_WAITS {
-            if self.flush_some(WRITER_BYTES, ReclaimReason::Writer)? == 0 {
+        let mut waited = Duration::ZERO;
+        while waited < PATIENCE {
+            let seen = self.data.ended_batches.current();
+            if !self.data.is_over_limit() {
+                break;
+            }
+            if self.flush_some(WRITER_BYTES, Reclaim::Writer)? == 0 {
                 if self.data.has_only_failed_data() {
                     break;
                 }
-                // Other threads are writing all data that can be written.
-                std::thread::sleep(WAIT);
-                nr_waits += 1;
+                // Other threads are writing all data that can be written, or hold the locks of its inodes. Nobody tells
+                // when a lock gets free, so look again after a while.
+                let begun = Instant::now();
+                self.data.ended_batches.wait_for(seen, WAIT);
+                waited += begun.elapsed();
             }
         }
         Ok(())
@@ -648,13 +654,14 @@ const BATCH_INODES: usize = 4096;
 /// A writer over the memory limit first writes back data of its own file, if the file has at least this much dirty
 /// data. [`Fs::flush_tagged`] writes such files of a single subvolume in passes of their own.
 const OWN_BYTES: u64 = 1 << 20;
-/// A writer over the limit waits at most `MAX_WAITS` * `WAIT` (1 s) for writeback by other threads, then continues.
-const MAX_WAITS: u32 = 500;
+/// A writer over the limit waits at most this time for writeback by other threads, then continues.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Number of attempts to write a small file inline while other threads change it: an inline extent must hold the whole
 /// file as it is when its item is put. After these attempts, the data becomes a regular extent, which may hold an older
 /// state.
 const MAX_INLINE_RETRIES: u32 = 16;
-const WAIT: Duration = Duration::from_millis(2);
+/// Interval at which a waiting writer looks for data whose inode was locked.
+const WAIT: Duration = Duration::from_millis(10);
 /// Number of items reserved in addition to the planned ones, for the inode, checksums and explicit holes.
 const EXTRA_ITEMS: usize = 8;
 /// Number of items that suffice for one sector: its new extent, and the remaining parts of the extent around it.
