@@ -48,6 +48,7 @@ impl Flusher for Fs {
     fn wait_for_deletions(&self) {
         let started = Instant::now();
         while !NoFlush::is_active() && started.elapsed() < DELETIONS_WAIT && self.inodes.awaits_deletions() {
+            // Polls: whether the kernel still refers to a file is known under the locks of all shards only.
             std::thread::sleep(Duration::from_millis(1));
         }
     }

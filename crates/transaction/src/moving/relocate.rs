@@ -174,6 +174,7 @@ impl Engine {
             self.flush_data()?;
             self.commit_with_step(&mut RelocationStep::default())?;
             if nr_waits > 2 {
+                // Polls: threads that write data do not tell when an extent gets its items.
                 std::thread::sleep(WAIT);
             }
         }

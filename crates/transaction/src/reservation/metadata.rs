@@ -161,6 +161,7 @@ impl Engine {
                 // Try once more: the last reservation of another thread may have ended just now.
                 return Ok(granted());
             }
+            // Polls: each attempt commits, so the pause limits the number of commits.
             std::thread::sleep(POLL_INTERVAL);
         }
     }
