@@ -895,7 +895,7 @@ mod tests {
 
     #[test]
     fn a_request_for_which_a_server_has_no_room_is_repeated_until_patience_ends() {
-        let frame = |errno| encode_answer(&Answer::Failed(Failure::new(errno, "a test"))).unwrap();
+        let frame = |errno| encode_answer(&::Failed(CommandFailure::new(errno, "a test"))).unwrap();
         let (full, other) = (frame(Errno::AGAIN), frame(Errno::NOENT));
         let hour = Duration::from_secs(3600);
         for (patience, answers, errno) in
@@ -913,7 +913,7 @@ mod tests {
                 }
             });
             let request = Request::Filesystem(filesystem::Request::Sync);
-            let called = channel.call_within(patience, &request, &[&channel.file], Side::None, &Job::new());
+            let called = channel.call_within(patience, &request, &[&channel.file], ClientSide::None, &Job::new());
             let failure = called.unwrap_err();
             assert_eq!(failure.errno(), errno, "{failure}");
         }

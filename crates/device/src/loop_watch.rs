@@ -76,12 +76,12 @@ pub struct LoopWatch(Arc<ClaimedLoops>);
 struct ClaimedLoops {
     has_ended: AtomicBool,
     /// The claimed loop devices.
-    held: Mutex<Vec<Claim>>,
+    held: Mutex<Vec<ClaimedLoop>>,
 }
 
 /// A claimed loop device.
 #[derive(Debug)]
-struct Claim {
+struct ClaimedLoop {
     name: String,
     node: PathBuf,
     since: Instant,
@@ -164,7 +164,9 @@ impl Watched {
             }
             let event = match mounted::open_exclusive(&node) {
                 Ok(file) => {
-                    self.held(|held| held.push(Claim { name, node: node.clone(), since: Instant::now(), _file: file }));
+                    self.held(|held| {
+                        held.push(ClaimedLoop { name, node: node.clone(), since: Instant::now(), _file: file })
+                    });
                     // The end of the watch may have emptied the list just before.
                     if self.has_ended() {
                         return self.held(Vec::clear);
@@ -186,14 +188,14 @@ impl Watched {
     /// Releases claims on devices that the kernel detaches when their last user closes them. If another program uses such
     /// a device, it is claimed again at once.
     fn release_detached(&self) {
-        let is_detached = |claim: &Claim| {
+        let is_detached = |claim: &ClaimedLoop| {
             let path = format!("/sys/block/{}/loop/autoclear", claim.name);
             claim.since.elapsed() >= CLAIM_TIME && std::fs::read_to_string(path).is_ok_and(|flag| flag.trim() == "1")
         };
         self.held(|held| held.retain(|claim| !is_detached(claim)));
     }
 
-    fn held<T>(&self, work: impl FnOnce(&mut Vec<Claim>) -> T) -> T {
+    fn held<T>(&self, work: impl FnOnce(&mut Vec<ClaimedLoop>) -> T) -> T {
         work(&mut self.shared.held.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

@@ -182,7 +182,7 @@ impl Fs {
             if !self.data.is_over_limit() {
                 break;
             }
-            if self.flush_some(WRITER_BYTES, Reclaim::Writer)? == 0 {
+            if self.flush_some(WRITER_BYTES, ReclaimReason::Writer)? == 0 {
                 if self.data.has_only_failed_data() {
                     break;
                 }
@@ -725,7 +725,7 @@ mod tests {
         // The file can still grow, and then its data needs the space.
         assert_eq!(inode.state.read().data.unreserved_bytes(), 0);
         assert!(write().failure.is_none());
-        assert_eq!(fs.extents(id).unwrap()[0].kind, ExtentKind::Inline);
+        assert_eq!(fs.extents(id).unwrap()[0].kind, FileExtentKind::Inline);
         fs.close().unwrap();
     }
 

@@ -1,7 +1,7 @@
 //! Several relocations beside each other, and threads that hold addresses from before a move.
 
 use ubtrfs_format::item::{BalanceArgs, BalanceFlags, BalanceItem};
-use ubtrfs_transaction::Placement;
+use ubtrfs_transaction::ChunkPlacement;
 
 use super::*;
 
@@ -145,7 +145,7 @@ fn a_balance_waits_for_block_groups_that_others_use() {
             scope.spawn(move || {
                 bed.until_stopped(|| {
                     let group = *rng.pick(&bed.fs.block_groups());
-                    let placement = Placement { profile: None, keeps_stripes: rng.one_in(2) };
+                    let placement = ChunkPlacement { profile: None, keeps_stripes: rng.one_in(2) };
                     drop(bed.fs.migrate_block_group(group.start, &placement, &Job::new()));
                 });
             });

@@ -214,7 +214,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes the new device the twin of the old one. Waits for chunks that are being moved to the old one.
+    /// Makes the new device the twin of the old device. Waits for chunks that are being moved to the old device.
     fn begin_twin(&self, request: &ReplaceRequest, job: &Job) -> Result<()> {
         loop {
             match self.volumes.begin_twin(request.devid, Arc::clone(&request.device)) {
