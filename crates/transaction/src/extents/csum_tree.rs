@@ -14,7 +14,7 @@
 
 #![allow(
     clippy::arithmetic_side_effects,
-    reason = "`Layout::check` checks the ends of items from disk; the other ranges are allocated extents"
+    reason = "`CsumLayout::check` checks the ends of items from disk; the other ranges are allocated extents"
 )]
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! [`RootSource`]: the state of subvolumes as a whole.
+//! [`SubvolumeRoots`]: the state of subvolumes as a whole.
 //!
 //! Owns the queue of deleted subvolumes, the failures to drop them, and the highest id, each under a lock. No lock is
 //! taken under these locks, and no guard of them leaves this module.
