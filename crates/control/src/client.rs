@@ -802,7 +802,7 @@ mod tests {
     use std::os::unix::net::{SocketAddr, UnixListener};
 
     use super::*;
-    use crate::message::{ProgressMessage, encode_answer};
+    use crate::message::{ProgressMessage, ServerMessage, encode_answer};
     use crate::unchecked_mount_file;
 
     #[test]
@@ -895,7 +895,7 @@ mod tests {
 
     #[test]
     fn a_request_for_which_a_server_has_no_room_is_repeated_until_patience_ends() {
-        let frame = |errno| encode_answer(&::Failed(CommandFailure::new(errno, "a test"))).unwrap();
+        let frame = |errno| encode_answer(&ServerMessage::Failed(CommandFailure::new(errno, "a test"))).unwrap();
         let (full, other) = (frame(Errno::AGAIN), frame(Errno::NOENT));
         let hour = Duration::from_secs(3600);
         for (patience, answers, errno) in

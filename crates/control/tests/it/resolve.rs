@@ -1,6 +1,6 @@
 //! Tests which paths an address leads to, and whether an answer says that there may be more.
 
-use ubtrfs_control::{Caller, Context, Request, Response, execute, resolve};
+use ubtrfs_control::{CommandCaller, CommandContext, Request, Response, execute, resolve};
 use ubtrfs_fs::{Fs, NewInode};
 use ubtrfs_transaction::Job;
 
@@ -9,8 +9,8 @@ use crate::common::{ROOT, TestHost, filesystem};
 /// The paths of the files that use the data at an address, and whether there may be more.
 fn paths_of(fs: &Fs, bytenr: u64, max: u32) -> (Vec<String>, bool) {
     let (host, job) = (TestHost::of(0), Job::new());
-    let caller = Caller::of_image(0, 0);
-    let context = Context { fs, host: &host, caller: &caller, files: &[], stream: None, job: &job };
+    let caller = CommandCaller::of_image(0, 0);
+    let context = CommandContext { fs, host: &host, caller: &caller, files: &[], stream: None, job: &job };
     let request = resolve::Request::Logical { bytenr, whole_extent: false, max: Some(max) };
     let Ok(Response::Resolve(resolve::Response::Paths { paths, is_cut, .. })) =
         execute(&context, Request::Resolve(request))

@@ -275,14 +275,14 @@ mod tests {
     use ubtrfs_device::MemoryDevice;
 
     use super::*;
-    use crate::OpenOptions;
+    use crate::EngineOptions;
 
     const GROUP: Logical = Logical(1 << 30);
 
     fn engine() -> Arc<Engine> {
         let device = Arc::new(MemoryDevice::new(256 << 20));
         ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
-        Engine::open(vec![device], OpenOptions::default()).expect("opened")
+        Engine::open(vec![device], EngineOptions::default()).expect("opened")
     }
 
     #[test]

@@ -94,7 +94,7 @@ mod tests {
     use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run};
 
     use crate::backref::tests::open;
-    use crate::{Engine, OpenOptions, QuotaKind};
+    use crate::{Engine, EngineOptions, QuotaKind};
 
     fn numbers(engine: &Engine) -> BTreeMap<u64, (u64, u64)> {
         let groups = engine.qgroups().expect("quotas are on");
@@ -107,7 +107,7 @@ mod tests {
         ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
         let open = |read_only| {
             let device = Arc::clone(&device) as Arc<dyn Device>;
-            Engine::open(vec![device], OpenOptions { read_only, ..OpenOptions::default() }).expect("opened")
+            Engine::open(vec![device], EngineOptions { read_only, ..EngineOptions::default() }).expect("opened")
         };
         let engine = open(false);
         engine.enable_quotas(QuotaKind::Full).expect("enabled");
