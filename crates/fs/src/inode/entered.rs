@@ -21,6 +21,7 @@ use ubtrfs_transaction::race_point;
 
 use crate::Fs;
 use crate::error::{Error, Result};
+use crate::inode::bare_inodes::BareInodes;
 use crate::inode::subvolume::{EnteredSubvolume, Left};
 
 /// Deletes what earlier mounts left unlinked in a subvolume that is entered.
@@ -38,6 +39,8 @@ pub(crate) struct EnteredSubvolumes {
     nr_entered: AtomicU64,
     /// Subvolumes that were deleted since the filesystem was opened.
     deleted: Mutex<HashSet<RootId>>,
+    /// The inodes of all subvolumes that are known to have no attributes.
+    pub(crate) bare: Arc<BareInodes>,
     clean: Clean,
 }
 
@@ -53,8 +56,8 @@ struct EnteredMap {
 
 impl EnteredSubvolumes {
     /// The state for about `max_bytes` of memory, or for more if more subvolumes are in use. `clean` is called for each
-    /// subvolume that is entered on a writable filesystem.
-    pub(crate) fn new(max_bytes: u64, clean: Clean) -> Self {
+    /// subvolume that is entered on a writable filesystem. `bare_bytes` are for [`BareInodes`].
+    pub(crate) fn new(max_bytes: u64, bare_bytes: u64, clean: Clean) -> Self {
         let max = usize::try_from(max_bytes / SUBVOLUME_BYTES).unwrap_or(usize::MAX).max(SUBVOLUMES_MIN);
         Self {
             entered: RwLock::default(),
@@ -62,6 +65,7 @@ impl EnteredSubvolumes {
             leave_at: AtomicUsize::new(max),
             nr_entered: AtomicU64::new(0),
             deleted: Mutex::default(),
+            bare: Arc::new(BareInodes::new(bare_bytes)),
             clean,
         }
     }
@@ -183,7 +187,14 @@ impl Fs {
             // The tree stays in memory from here on.
             let tree = self.engine.tree(root)?.ok_or(Error::NotFound)?;
             let item = self.engine.root_item(root)?.filter(|item| item.refs > 0).ok_or(Error::NotFound)?;
-            let subvolume = Arc::new(EnteredSubvolume::enter(root, tree, &item, committed, takes_changes));
+            let subvolume = Arc::new(EnteredSubvolume::enter(
+                root,
+                tree,
+                &item,
+                committed,
+                takes_changes,
+                Arc::clone(&self.entered.bare),
+            ));
             race_point();
             if let Some(subvolume) = self.entered.keep(subvolume, nr_evictions) {
                 break subvolume;

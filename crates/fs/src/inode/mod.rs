@@ -13,6 +13,7 @@
 //! - `writeback_lock`: waiting for writeback of a file.
 
 pub(crate) mod acl;
+pub(crate) mod bare_inodes;
 mod blocks;
 pub(crate) mod buf_pool;
 pub(crate) mod cache;

@@ -15,6 +15,7 @@ use ubtrfs_format::{Generation, RootId, objectid};
 use ubtrfs_transaction::{INODES_PER_ROW, Tree};
 
 use crate::error::{Error, Result};
+use crate::inode::bare_inodes::BareInodes;
 use crate::session::change_gate::ChangeGate;
 use crate::types::LAST_INO;
 
@@ -39,6 +40,8 @@ pub(crate) struct EnteredSubvolume {
     /// The tree's generation and the highest inode number when the subvolume was entered; `None` if the running
     /// transaction had changed the tree, and may change it again without a new generation.
     entered: Option<(Generation, Option<u64>)>,
+    /// The inodes of all subvolumes that are known to have no attributes.
+    pub(crate) bare: Arc<BareInodes>,
     /// The time of the last use, in entered subvolumes.
     pub(crate) last_used: AtomicU64,
 }
@@ -97,6 +100,7 @@ impl EnteredSubvolume {
         item: &RootItem,
         committed: Generation,
         takes_changes: bool,
+        bare: Arc<BareInodes>,
     ) -> Self {
         let generation = tree.root_generation();
         let read_only = RootFlags::from_bits_retain(item.flags).contains(RootFlags::RDONLY);
@@ -115,6 +119,7 @@ impl EnteredSubvolume {
             gone: AtomicBool::new(false),
             last_ino: Mutex::new(last_ino),
             orphans_deleted: Mutex::new(false),
+            bare,
             last_used: AtomicU64::new(0),
         }
     }

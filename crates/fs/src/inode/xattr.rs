@@ -58,10 +58,17 @@ impl KnownXattrs {
         if known != Self::UNKNOWN {
             return Ok(known == Self::NONE);
         }
+        if inode.home.bare.contains(inode.id) {
+            self.0.store(Self::NONE, Ordering::Relaxed);
+            return Ok(true);
+        }
         let ino = inode.id.ino.0;
         let (start, end) = (Key::new(ino, KeyType::XATTR_ITEM, 0), Key::new(ino, KeyType::XATTR_ITEM, u64::MAX));
         let is_none = inode.home.tree.first_ge(&start, &end)?.is_none();
         self.0.store(if is_none { Self::NONE } else { Self::SOME }, Ordering::Relaxed);
+        if is_none {
+            inode.home.bare.add(inode.id);
+        }
         Ok(is_none)
     }
 }
@@ -102,6 +109,7 @@ pub(crate) fn plan_set(
     };
     if value.is_some() {
         state.xattrs.0.store(KnownXattrs::SOME, Ordering::Relaxed);
+        inode.home.bare.remove(inode.id);
     }
     let at = entries.iter().position(|entry| entry.name == name);
     // A value that is too large for any item is refused before the flags are checked.
@@ -185,6 +193,10 @@ impl Fs {
         };
         if namespace.is_acl() && !self.options.acl {
             return Err(Error::NotSupported("ACLs, by the mount option noacl"));
+        }
+        // B1 of `bare_inodes`: the inode need not be in memory.
+        if self.entered.bare.contains(id) && self.entered.get(id.root).is_some_and(|subvolume| !subvolume.is_gone()) {
+            return Err(Error::NoData);
         }
         let inode = self.inode(id)?;
         let state = inode.read()?;

@@ -117,10 +117,8 @@ impl Fs {
         crate::mount::log_replay::replay(&engine)?;
         let root = crate::subvolume::list::find_root(&engine, &options)?;
         let geometry = engine.geometry();
-        let inodes = InodeCache::new(
-            usize::try_from(budget.inode_bytes / INODE_BYTES).unwrap_or(usize::MAX),
-            budget.inode_bytes / 2,
-        );
+        let inodes =
+            InodeCache::new(usize::try_from(budget.inode_bytes / INODE_BYTES).unwrap_or(usize::MAX), budget.name_bytes);
         let context = Context::new(Arc::clone(&engine), options.read_only, InodeId::root_of(root));
         let fs = Arc::new(Self {
             data: DataPath::new(budget.dirty_bytes),
@@ -137,7 +135,7 @@ impl Fs {
             leaf_threads: ServiceThreads::default(),
             inodes,
             names: NameiState::new(),
-            entered: EnteredSubvolumes::new(budget.subvolume_bytes, Self::delete_orphans),
+            entered: EnteredSubvolumes::new(budget.subvolume_bytes, budget.bare_bytes, Self::delete_orphans),
             subvolumes: Subvolumes::default(),
             commit_thread: CommitThread::new(Arc::clone(&context.commits), options.commit_secs),
             stream_bytes: budget.stream_bytes,

@@ -6,7 +6,7 @@
 //! | dirty | a quarter of the rest, from [`DIRTY_MIN`] to [`DIRTY_MAX`] | dirty file data and buffers kept for it |
 //! | reads | a sixteenth of the rest | read-ahead |
 //! | engine | half of the rest, and the part of the quarter above that exceeds [`DIRTY_MAX`] | node cache, and delayed items of two transactions (if both are full, they exceed this share by a sixteenth) |
-//! | inodes | a sixteenth of the rest | inodes that are not in use |
+//! | inodes | a sixteenth of the rest | inodes that are not in use; an eighth of it for the marks of inodes without attributes |
 //! | subvolumes | a thirty-second of the rest | subvolumes that are not in use; their trees take a thirty-second of the engine's share, and both are at least about a MiB |
 //! | names | a thirty-second of the rest | hashes of the names of directories |
 //! | stream | a thirty-second of the total, at least [`STREAM_MIN`] and at most [`STREAM_MAX`] | each of two shares of a receive: commands that wait; what its stores know of directories and of the state that `--verify` expects |
@@ -27,6 +27,10 @@ pub(crate) struct MemoryBudget {
     pub engine_bytes: u64,
     /// Cached inodes.
     pub inode_bytes: u64,
+    /// Hashes of the names of directories.
+    pub name_bytes: u64,
+    /// Marks of inodes that have no attributes.
+    pub bare_bytes: u64,
     /// Subvolumes in memory.
     pub subvolume_bytes: u64,
     /// Each of two shares of a receive.
@@ -42,7 +46,9 @@ impl MemoryBudget {
             dirty_bytes,
             read_bytes: rest / 16,
             engine_bytes: (rest / 2).saturating_add((rest / 4).saturating_sub(dirty_bytes)),
-            inode_bytes: rest / 16,
+            inode_bytes: (rest / 16).saturating_sub(rest / 128),
+            name_bytes: rest / 32,
+            bare_bytes: rest / 128,
             subvolume_bytes: rest / 32,
             stream_bytes: (total_bytes / 32).clamp(STREAM_MIN, STREAM_MAX),
         }
@@ -87,6 +93,8 @@ mod tests {
                     + budget.read_bytes
                     + budget.engine_bytes
                     + budget.inode_bytes
+                    + budget.name_bytes
+                    + budget.bare_bytes
                     + budget.subvolume_bytes
                     + 2 * budget.stream_bytes
                     < mib << 20,

@@ -306,6 +306,42 @@ fn attributes_are_kept_and_follow_the_rules() {
     close_and_verify(&image, target).unwrap();
 }
 
+/// B1 of `bare_inodes`.
+#[test]
+fn an_attribute_of_an_inode_that_was_known_to_have_none_is_found() {
+    let image = Image::kernel_made(IMAGE_BYTES, &[]).unwrap();
+    let target = open(&image);
+    let ids: Vec<InodeId> =
+        (0..200).map(|nr| file(target.fs(), target.fs().root(), format!("f{nr}").as_bytes()).id).collect();
+    close_and_verify(&image, target).unwrap();
+    let target = open(&image);
+    let fs = target.fs();
+    let ask = |id: InodeId| fs.getxattr(id, b"user.name");
+    for _ in 0..2 {
+        assert!(ids.iter().all(|&id| errno(ask(id)) == Errno::NODATA));
+    }
+    let snapshot = fs.snapshot(fs.root().root, fs.root(), b"snapshot", false).unwrap();
+    std::thread::scope(|scope| {
+        for part in ids.chunks(50) {
+            scope.spawn(move || {
+                for &id in part {
+                    fs.setxattr(id, b"user.name", b"value", XattrFlags::CREATE, &ROOT).unwrap();
+                    assert_eq!(fs.getxattr(id, b"user.name").unwrap(), b"value");
+                }
+            });
+        }
+    });
+    for &id in &ids {
+        let copy = InodeId { root: snapshot.root, ino: id.ino };
+        assert_eq!(errno(ask(copy)), Errno::NODATA, "the snapshot is older");
+        fs.removexattr(id, b"user.name", &ROOT).unwrap();
+        assert_eq!(errno(ask(id)), Errno::NODATA);
+        fs.setxattr(copy, b"user.name", b"copy", XattrFlags::empty(), &ROOT).unwrap();
+        assert_eq!((ask(copy).unwrap(), errno(ask(id))), (b"copy".to_vec(), Errno::NODATA));
+    }
+    close_and_verify(&image, target).unwrap();
+}
+
 #[test]
 fn a_change_of_content_ends_the_capabilities_of_append_only_files_too() {
     const NAME: &[u8] = b"security.capability";
