@@ -1,4 +1,4 @@
-//! Requests: each handler turns one request into one call of `fs`, and the result into the answer.
+//! Requests: each handler turns one request into calls of `fs`, usually one, and the result into the answer.
 //!
 //! Invariants: S1. A handler answers exactly once. If `fs` fails, the answer is the errno of its error. After a panic,
 //! the answer is EIO and the filesystem is read-only, so that no half-done change is ever committed. S2. Every `Attr`
