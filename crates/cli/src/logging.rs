@@ -11,7 +11,7 @@ use crate::common::{Shown, warn};
 use tracing_subscriber::filter::LevelFilter;
 
 static SYSLOG: OnceLock<UnixDatagram> = OnceLock::new();
-/// What every message to syslog names: the image and the mount point, or the work of a command in the background.
+/// The prefix of every syslog message: the image and the mount point, or a description of the background command.
 static SUBJECT: OnceLock<String> = OnceLock::new();
 
 /// The log level: the value of `UBTRFS_LOG` (off, error, warn, info, debug, trace), or `warn`.

@@ -519,9 +519,9 @@ impl Default for ServerLimits {
 struct Limited<'s> {
     limits: ServerLimits,
     side: ClientSide<'s>,
-    /// The number of messages so far.
+    /// The number of messages so far. Messages that bring bytes of a stream are not counted.
     nr_messages: u32,
-    /// The number of bytes so far, of all commands of the channel.
+    /// The number of bytes of these messages so far, of all commands of the channel.
     total: &'s AtomicU64,
     /// The time of the last message.
     heard_at: Instant,

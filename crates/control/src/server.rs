@@ -23,8 +23,9 @@
 //!   commands, so that the devices are closed when umount gets its answer.
 //! - K6. The descriptors of a request are closed before its answer is sent, because they keep the mount busy.
 //! - K7. Closing a connection can take as long as its client wants: the kernel also closes descriptors that the client
-//!   sent and nobody received, for example a socket that lingers. So neither the acceptor nor a holder of the lock closes
-//!   one. Up to [`CLOSING_MAX`] are closed at once.
+//!   sent and nobody received, for example a socket that lingers. So no connection is closed under the lock. Threads of
+//!   their own close up to [`CLOSING_MAX`] connections at the same time. Beyond this number, or if no thread can be
+//!   started, the thread that found the end of a connection closes it. This thread may be the acceptor.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -94,7 +95,7 @@ struct Served {
 }
 
 impl ServerShared {
-    /// Closes connections in a thread of its own (K7).
+    /// Closes each connection in a thread of its own, as long as there are few such threads (K7).
     fn close_apart(self: &Arc<Self>, wires: impl IntoIterator<Item = Wire>) {
         for wire in wires {
             if self.nr_closing.fetch_add(1, Ordering::SeqCst) >= CLOSING_MAX {

@@ -10,9 +10,9 @@
 //!   older members are overwritten. So nobody's file or device joins a filesystem of another user.
 //! - I4. A device id belongs to one device. Two devices with the same id, such as a copied image beside its original, are
 //!   an error unless the caller has named one of them, or one of them missed changes and the other one did not.
-//! - I5. A device that missed changes is brought up to date, which overwrites it. It may be a backup, so it is never found:
-//!   it joins only if the caller names it. One generation of difference is not enough: a power cut between two superblocks
-//!   explains it.
+//! - I5. A device that missed changes is brought up to date, which overwrites it. Such a device may be a backup. So the
+//!   search never returns it as a member, and it joins only if the caller names it. A device that is one generation
+//!   behind counts as complete here, because a power cut between two superblocks leaves the same difference.
 //! - I6. An image file and the loop devices over it are one device. The given one counts, or else the file.
 //! - I7. A device that was replaced, or whose id another one has by now, may still have its superblock. The device in its
 //!   place has a device item of a later generation, and is found alone. Naming the older one is an error.

@@ -117,8 +117,8 @@ impl Listings {
         }
     }
 
-    /// Notes that a name of the directory `node`, which is not a directory, was looked up. Returns the directories whose
-    /// names the kernel has to forget (G3).
+    /// Notes a lookup of a name in the directory `node`. The name belongs to a file that is not a directory. Returns
+    /// the directories whose names the kernel has to forget (G3).
     pub(crate) fn looked_up(&self, node: u64) -> Vec<u64> {
         match self.has_dirs.load(Ordering::Relaxed) {
             true => self.note_lookup(node),

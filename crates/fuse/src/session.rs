@@ -585,11 +585,12 @@ fn process_of(server: &UnixStream) -> String {
     peer.map_or_else(|_| "of its server".to_owned(), |peer| peer.pid.to_string())
 }
 
-/// How long another user's server may take to answer all questions, and to give a sign of life while it commits. If a
-/// server gives such signs, the wait is longer (`ubtrfs_control::await_unmount`).
+/// Time limit for another user's server. One deadline covers the answers to all questions and the first sign of life
+/// during its commit. A server that gives signs of life may take longer (`ubtrfs_control::await_unmount`).
 const QUESTIONS_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long another user's server that has answered late may take to give the first sign of life while it commits.
+/// Lower bound of the time that another user's server has for a sign of life during its commit. Applies if the answers
+/// took most of [`QUESTIONS_PATIENCE`].
 const COMMIT_PATIENCE_MIN: Duration = Duration::from_secs(2);
 
 /// Whether the server with this control socket serves a mount.

@@ -130,8 +130,8 @@ impl Filesystem {
         self.make("make directory", path.as_ref(), NewInode::dir(mode)).map(drop)
     }
 
-    /// Makes a directory and its missing parents, with the permissions of [`create_dir`](Self::create_dir). Succeeds if
-    /// the directory exists.
+    /// Makes a directory and its missing parents, with the permissions of [`create_dir`](Self::create_dir). Also
+    /// succeeds if the directory exists.
     ///
     /// ```
     /// # fn main() -> ubtrfs::Result<()> {

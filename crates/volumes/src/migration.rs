@@ -22,7 +22,7 @@
 //!   recorded: the copies that stay may be stale.
 //! - G5. After the running commit has recorded the new chunk item, a write to the chunk fails if a fresh stripe
 //!   cannot be written.
-//! - G6. Copies of a profile with several devices lie on different devices.
+//! - G6. If the profile needs several devices, the copies of a chunk lie on different devices.
 
 use std::collections::BTreeSet;
 use std::io::IoSlice;

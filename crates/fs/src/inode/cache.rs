@@ -356,7 +356,8 @@ impl ShardMap {
     /// Blocks loading of an inode that is not in memory, unless another thread loads it.
     fn block<'s>(&mut self, shard: &'s InodeShard, id: InodeId) -> Option<Loading<'s>> {
         let is_used = self.users.contains_key(&id);
-        // Lazily: a guard that is dropped here would lock the shard again.
+        // Use `then`, which makes no guard if the result is `None`. Dropping a guard here would lock the shard, which
+        // the caller has locked already.
         self.loading.insert(id).then(|| Loading { shard, id, is_used })
     }
 

@@ -1,4 +1,4 @@
-//! Waiting for threads that use addresses of data that they looked up before.
+//! Waits for threads that may still use old addresses of data.
 //!
 //! Invariants:
 //! - I1. A thread that reads an extent looks it up and reads it under the file's state lock. A thread that replaces an

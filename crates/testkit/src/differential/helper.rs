@@ -1,5 +1,5 @@
-//! [`Helper`]: a separate program that maps files into its memory and makes ioctls on subvolumes, for a user of the
-//! test bed.
+//! [`Helper`]: a separate program that makes calls for the simulated users: it maps files into memory, and makes ioctls
+//! on subvolumes.
 //!
 //! H1. A helper for ioctls is started by the thread of the user for whom it acts, and has the credentials of that
 //!     thread, except for capabilities that the user id does not imply. So [`super::generate`] makes calls on

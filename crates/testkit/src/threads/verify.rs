@@ -82,8 +82,9 @@ impl Record {
         Ok(())
     }
 
-    /// Checks that `entries` have all names of the directory `ballast`, and otherwise only the scenario's other files
-    /// and what lies in the lanes. In a snapshot, the path of any other snapshot may exist too, as an empty directory.
+    /// Checks that `entries` has all names of the directory `ballast`. Apart from these, `entries` may have only the
+    /// scenario's other files and the content of the lanes. In a snapshot, the path of any other snapshot may exist
+    /// too, as an empty directory.
     fn verify_ballast(&self, entries: &[TreeEntry], snapshot: Option<&Snapshot>) -> Result<()> {
         let mut expected: BTreeSet<Vec<u8>> =
             self.scenario.ballast_paths().iter().map(|path| format!("ballast/{path}").into_bytes()).collect();

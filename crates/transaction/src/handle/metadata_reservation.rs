@@ -2,8 +2,8 @@
 //!
 //! A commit changes trees by copying nodes. A transaction needs room for a copy of every node that it touches (the old
 //! nodes become free when it is committed) and for the items that it adds. A change is admitted only while free space
-//! and possible new chunks cover the need of all changes admitted before it. [`Load::need`](crate::handle::transaction_load::Load::need) is an upper bound of this
-//! need:
+//! and possible new chunks cover its own need and that of all changes admitted before it.
+//! [`Load::need`](crate::handle::transaction_load::Load::need) is an upper bound of the need of all these changes:
 //!
 //! ```text
 //!   free + unallocated  >=  frozen transaction + active transaction + future writeback + space that the purpose must leave

@@ -230,8 +230,8 @@ impl ReservedPart {
     }
 }
 
-/// Bytes in tree blocks for the items of data that is not adjacent to other dirty data: a file extent item and its
-/// header, in a leaf that is half full after a split, and the share of the leaf's parents.
+/// Bytes of tree blocks to reserve for one range of dirty data that has no dirty neighbour. Covers a file extent item
+/// with its header, and a share of the parent nodes. Assumes leaves that are half full, as after a split.
 const ITEM_BYTES: u64 = 192;
 
 impl QuotaReservation {

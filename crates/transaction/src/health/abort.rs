@@ -128,7 +128,8 @@ impl AbortState {
         result
     }
 
-    /// Makes the filesystem read-only if a device is not in place any more or has a superblock of another writer.
+    /// Makes the filesystem read-only if another program wrote a superblock. Does the same if a device lost writes, or
+    /// its image file was removed, replaced or truncated, and the filesystem does not survive without this device.
     /// Called before each write; a recent check is not repeated.
     pub(crate) fn check_still_ours(&self, volumes: &Volumes) -> Result<()> {
         if volumes.are_superblocks_checked_recently() {

@@ -237,8 +237,8 @@ impl Account<'_> {
         Ok(found)
     }
 
-    /// Whether a data extent to which only this subvolume's items refer has no other users, because the subvolume is
-    /// not a snapshot and was never snapshotted. Returns false for tree blocks.
+    /// Whether the subvolume is the only user of a data extent, because it is not a snapshot and was never snapshotted.
+    /// Only this subvolume's items must refer to the extent. Returns false for tree blocks.
     fn shares_nothing(&self, in_before: bool, change: &OwnerChange, root: RootId) -> Result<bool> {
         let roots = if in_before { &self.before } else { &self.after };
         Ok(!change.is_tree && roots.view().subvolume(root)?.is_some_and(|found| found.last_snapshot.0 == 0))

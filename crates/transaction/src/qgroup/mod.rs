@@ -20,10 +20,10 @@
 //! Everything above concerns full quotas. Simple quotas (`simple`) charge an extent to one subvolume, and need none of
 //! these steps.
 //!
-//! Most changes need no search for users: a block that is newer than its tree's last snapshot has one user, and data of
-//! a subvolume that is not a snapshot and was never snapshotted has one user too. A change of references that does not
-//! change the users is not marked: when a block is copied, the copy takes over the references to the block's children,
-//! and relocation only moves references.
+//! Most changes need no search for users. A block that is newer than its tree's last snapshot has one user. A data
+//! extent also has one user if only one subvolume's items refer to it, and that subvolume is not a snapshot and was
+//! never snapshotted. A change of references that does not change the users is not marked: when a block is copied, the
+//! copy takes over the references to the block's children, and relocation only moves references.
 
 pub(crate) mod account;
 pub(crate) mod groups;

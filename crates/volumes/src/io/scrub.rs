@@ -87,7 +87,7 @@ impl Volumes {
         found
     }
 
-    /// Fails if a device is missing, or failed while the filesystem was open.
+    /// Fails if the device is missing, or if it failed while the filesystem was open.
     pub fn check_usable(&self, devid: DevId) -> Result<()> {
         let member = self.member(devid);
         if member.as_ref().is_some_and(|member| member.backend().is_some()) {

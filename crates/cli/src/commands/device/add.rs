@@ -90,8 +90,8 @@ fn holding_filesystem(file: &File) -> Option<u64> {
     }
 }
 
-/// Adds a device, tells so, and returns the facts about it, and how to write to it if
-/// it is a new filesystem on a seed.
+/// Adds a device and prints a message. Returns the facts about the device. If the device began a new filesystem on a
+/// seed, also returns the command that makes this filesystem writable.
 fn add(
     args: &AddArgs,
     channel: &Channel<'_>,
