@@ -1,8 +1,8 @@
 //! The accepted differences between our mount and Linux's (D1), each with its reason.
 //!
-//! [`ALLOWED`] lists differences caused by the kernel or FUSE, which no server can avoid. [`KNOWN`] lists faults of
-//! ubtrfs that are not fixed yet. `docs/conformance.md` lists all accepted differences, and a test compares that list
-//! with the lists here.
+//! [`ALLOWED`] lists differences that stay: the kernel or FUSE causes them, or ubtrfs chose them. [`KNOWN`] lists
+//! faults of ubtrfs that are not fixed yet. `docs/conformance.md` lists all accepted differences, and a test compares
+//! that list with the lists here.
 
 use super::bed::Difference;
 use super::call::Call;
@@ -18,7 +18,7 @@ pub struct Allowed {
     matches: fn(&Difference) -> bool,
 }
 
-/// Differences caused by the kernel or by FUSE.
+/// Differences that the kernel or FUSE causes, or that ubtrfs chose.
 pub const ALLOWED: &[Allowed] = &[
     Allowed {
         name: "immutable-after-rights",
@@ -102,7 +102,7 @@ pub const ALLOWED: &[Allowed] = &[
     },
     Allowed {
         name: "end-of-an-open-directory",
-        reason: "the kernel does not ask the server to open directories, so a reader's end is known from its first read; Linux's \
+        reason: "the server answers OPENDIR with ENOSYS, so a reader's end is known from its first read; Linux's \
                  btrfs notes it when the directory is opened or rewound. POSIX leaves it open whether new names are listed",
         ends_round: false,
         matches: |it| matches!(it.step.call, Call::Getdents { .. }) && it.field == "entries",
