@@ -23,6 +23,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use parking_lot::Mutex;
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{BlockGroupFlags, DevItem};
@@ -40,10 +41,15 @@ use crate::superblock::FoundSuperblock;
 #[derive(Clone, Debug)]
 pub(crate) struct FoundSeed {
     superblock: Superblock,
-    device: Arc<dyn Device>,
+    /// The device, until the members are known. It then belongs to its member, and is closed when that leaves.
+    device: Arc<Mutex<Option<Arc<dyn Device>>>>,
 }
 
 impl FoundSeed {
+    fn new(superblock: Superblock, device: Arc<dyn Device>) -> Self {
+        Self { superblock, device: Arc::new(Mutex::new(Some(device))) }
+    }
+
     fn is(&self, devid: DevId, uuid: Uuid) -> bool {
         let own = &self.superblock.dev_item;
         (own.devid, own.uuid) == (devid, uuid)
@@ -72,7 +78,7 @@ pub(crate) fn take_seeds(given: &mut Vec<(FoundSuperblock, Arc<dyn Device>)>) ->
         let same = seeds.iter().take(index).filter(|(other, _)| other.superblock.fsid == found.superblock.fsid);
         refuse_twins(&found.superblock, device.as_ref(), same)?;
     }
-    Ok(seeds.into_iter().map(|(found, device)| FoundSeed { superblock: found.superblock, device }).collect())
+    Ok(seeds.into_iter().map(|(found, device)| FoundSeed::new(found.superblock, device)).collect())
 }
 
 impl Volumes {
@@ -120,7 +126,7 @@ impl Volumes {
         superblock.flags &= !flags::SEEDING;
         let of = |member: Arc<Member>| {
             let superblock = Superblock { dev_item: member.item.read().clone(), ..of_seed.clone() };
-            Some(FoundSeed { superblock, device: Arc::clone(member.device()?) })
+            Some(FoundSeed::new(superblock, Arc::clone(member.device()?)))
         };
         found.seeds.extend(std::mem::take(&mut found.members).into_iter().filter_map(of));
         found.has_read_only = false;
@@ -210,10 +216,15 @@ impl Volumes {
         })
     }
 
+    /// Leaves the seed devices to the members.
+    pub(crate) fn release_seeds(&self) {
+        self.seeds.iter().for_each(|seed| drop(seed.device.lock().take()));
+    }
+
     /// The seed device with this id and UUID as a member, if it was given (E2).
     pub(crate) fn seed_member(&self, devid: DevId, uuid: Uuid) -> Option<Member> {
         let seed = self.seeds.iter().find(|seed| seed.is(devid, uuid))?;
-        let device = Arc::new(WriteProtected(Arc::clone(&seed.device)));
+        let device = Arc::new(WriteProtected(seed.device.lock().clone()?));
         let item: DevItem = seed.superblock.dev_item.clone();
         // Its generation says nothing about this filesystem.
         Some(Member::given(item, device, (Logical(0), Generation(0)), Generation(0)).into_seed())

@@ -660,6 +660,7 @@ impl Volumes {
     ///
     /// [`Error::Refused`] if no given device has an item; [`Error::Corrupt`] if a chunk names an unknown device.
     pub fn settle_members(&self) -> Result<()> {
+        self.release_seeds();
         let unknown: Vec<Arc<Member>> = self.members().into_iter().filter(|member| !member.is_known()).collect();
         for member in &unknown {
             tracing::warn!(

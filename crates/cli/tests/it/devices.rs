@@ -438,6 +438,7 @@ fn a_mounted_seed_gets_a_filesystem_on_it() {
         assert!(fs::write(Path::new(&other).join("x"), "x").is_err());
         ok(ubtrfs(["umount", &other]));
         ok(ubtrfs(["device", "remove", "1", &m]));
+        assert!(std::process::Command::new("flock").args(["-n", &seed, "true"]).status().unwrap().success(), "it left");
     }
     drop(opened);
     ok(ubtrfs(["umount", &m]));
