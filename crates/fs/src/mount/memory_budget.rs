@@ -6,7 +6,8 @@
 //! | dirty | a quarter of the rest, from [`DIRTY_MIN`] to [`DIRTY_MAX`] | dirty file data and buffers kept for it |
 //! | reads | a sixteenth of the rest | read-ahead |
 //! | engine | half of the rest, and the part of the quarter above that exceeds [`DIRTY_MAX`] | node cache, and delayed items of two transactions (if both are full, they exceed this share by a sixteenth) |
-//! | inodes | a sixteenth of the rest | inodes that are not in use; an eighth of it for the marks of inodes without attributes |
+//! | inodes | a sixteenth of the rest | inodes that are not in use |
+//! | marks | a 128th of the rest | which inodes have no extended attributes |
 //! | subvolumes | a thirty-second of the rest | subvolumes that are not in use; their trees take a thirty-second of the engine's share, and both are at least about a MiB |
 //! | names | a thirty-second of the rest | hashes of the names of directories |
 //! | stream | a thirty-second of the total, at least [`STREAM_MIN`] and at most [`STREAM_MAX`] | each of two shares of a receive: commands that wait; what its stores know of directories and of the state that `--verify` expects |
@@ -46,7 +47,7 @@ impl MemoryBudget {
             dirty_bytes,
             read_bytes: rest / 16,
             engine_bytes: (rest / 2).saturating_add((rest / 4).saturating_sub(dirty_bytes)),
-            inode_bytes: (rest / 16).saturating_sub(rest / 128),
+            inode_bytes: rest / 16,
             name_bytes: rest / 32,
             bare_bytes: rest / 128,
             subvolume_bytes: rest / 32,
