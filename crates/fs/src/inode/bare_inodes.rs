@@ -4,7 +4,7 @@
 //! answers without loading the inode.
 //!
 //! - B1. An inode is marked under its state lock, after a look into its tree. The mark is removed under the same lock, held
-//!   for writing, before an attribute is added. So a marked inode has no attributes.
+//!   for writing, before an attribute is added. A new inode has no mark. So a marked inode has no attributes.
 //! - B2. The number of rows is bounded. If there are too many, all marks are forgotten.
 
 use std::collections::HashMap;

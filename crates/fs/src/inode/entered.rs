@@ -324,7 +324,19 @@ mod tests {
         assert!(!leaves(&fs, dir.root), "I1: its changes are not on disk");
         fs.sync().unwrap();
         assert!(leaves(&fs, dir.root));
-        assert!(file(&fs, dir, "new").id.ino > before.ino, "I3");
+        let new = file(&fs, dir, "new").id;
+        assert!(new.ino > before.ino, "I3");
+        // Also if it was read-only when it left and came back.
+        fs.unlink(dir, b"new").unwrap();
+        fs.forget(new, 1);
+        fs.set_subvolume_read_only(dir.root, true).unwrap();
+        fs.sync().unwrap();
+        for _ in 0..2 {
+            assert!(leaves(&fs, dir.root));
+            assert!(fs.subvolume(dir.root).unwrap().is_read_only());
+        }
+        fs.set_subvolume_read_only(dir.root, false).unwrap();
+        assert!(file(&fs, dir, "newer").id.ino > new.ino, "I3");
         fs.close().unwrap();
     }
 

@@ -35,6 +35,9 @@ pub(crate) struct EnteredSubvolume {
     /// The highest inode number in use or given out (I1). `None` if the number was not read, because the filesystem or
     /// the subvolume has been read-only so far, or if reading the number failed.
     last_ino: Mutex<Option<u64>>,
+    /// The highest inode number when the subvolume left memory; 0 if it never left. While the subvolume is read-only,
+    /// `last_ino` does not tell it.
+    left_ino: AtomicU64,
     /// Whether this mount has tried to delete the orphans of earlier mounts. Locked during the attempt.
     pub(crate) orphans_deleted: Mutex<bool>,
     /// The tree's generation and the highest inode number when the subvolume was entered; `None` if the running
@@ -118,6 +121,7 @@ impl EnteredSubvolume {
             deleted: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             last_ino: Mutex::new(last_ino),
+            left_ino: AtomicU64::new(0),
             orphans_deleted: Mutex::new(false),
             bare,
             last_used: AtomicU64::new(0),
@@ -128,6 +132,7 @@ impl EnteredSubvolume {
     pub(crate) fn continue_from(&self, left: Left) {
         let mut last = self.last_ino.lock();
         *last = last.map(|last| last.max(left.last_ino));
+        self.left_ino.store(left.last_ino, Ordering::Relaxed);
         *self.orphans_deleted.lock() = true;
     }
 
@@ -152,12 +157,13 @@ impl EnteredSubvolume {
     }
 
     /// Makes the subvolume read-only or writable. If the highest inode number is not known yet, it is looked up when
-    /// the subvolume becomes writable. That is early enough, because a read-only subvolume does not change (I1). Making
+    /// the subvolume becomes writable, and is at least what it was when the subvolume left memory. That is early enough,
+    /// because a read-only subvolume does not change (I1). Making
     /// the subvolume read-only waits for running changes, so the caller must hold no lock that a change takes.
     pub(crate) fn set_read_only(&self, read_only: bool) -> Result<()> {
         let mut last = self.last_ino.lock();
         if !read_only && last.is_none() {
-            *last = Some(highest_ino(&self.tree)?);
+            *last = Some(highest_ino(&self.tree)?.max(self.left_ino.load(Ordering::Relaxed)));
         }
         drop(last);
         if read_only {

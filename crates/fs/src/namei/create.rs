@@ -137,6 +137,8 @@ impl Fs {
             changes.push(xattr::plan_new(ino, name, value));
         }
         let id = InodeId { root: dir.id.root, ino };
+        debug_assert!(!dir.home.bare.contains(id), "B1: {id:?} is new, and known");
+        dir.home.bare.remove(id);
         let home = Arc::clone(dir_state.home_of_new.get_or_insert_with(|| dir.home.another()));
         let inode = Arc::new(Inode::new(id, home, state));
         Ok(Draft { inode, file_type, changes, symlink_target })
