@@ -20,7 +20,7 @@ use std::fmt;
 use std::fs::{File, Metadata};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,6 +75,9 @@ pub struct LoopWatch(Arc<ClaimedLoops>);
 #[derive(Debug)]
 struct ClaimedLoops {
     has_ended: AtomicBool,
+    /// Opens of the image (inotify), and the number of the watch on it.
+    opens: OwnedFd,
+    watch: i32,
     /// The claimed loop devices.
     held: Mutex<Vec<ClaimedLoop>>,
 }
@@ -94,12 +97,13 @@ impl LoopWatch {
     pub fn start(path: &Path, tell: TellLoopEvent) -> io::Result<Self> {
         let image = std::fs::metadata(path)?;
         let opens = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        inotify::add_watch(&opens, path, WatchFlags::OPEN)?;
-        let shared = Arc::new(ClaimedLoops { has_ended: AtomicBool::new(false), held: Mutex::default() });
+        let watch = inotify::add_watch(&opens, path, WatchFlags::OPEN)?;
+        let has_ended = AtomicBool::new(false);
+        let shared = Arc::new(ClaimedLoops { has_ended, opens, watch, held: Mutex::default() });
         let before = mounted::loop_devices_of(image.dev(), image.ino());
         let watched =
             Watched { image, shared: Arc::clone(&shared), before, told: BTreeSet::new(), has_open_question: false };
-        thread::Builder::new().name("loop-watch".into()).spawn(move || watched.run(&opens, &*tell.0))?;
+        thread::Builder::new().name("loop-watch".into()).spawn(move || watched.run(&*tell.0))?;
         Ok(Self(shared))
     }
 }
@@ -107,6 +111,8 @@ impl LoopWatch {
 impl Drop for LoopWatch {
     fn drop(&mut self) {
         self.0.has_ended.store(true, Ordering::SeqCst);
+        // The end of the watch on the image is an event, which wakes the thread.
+        let _ = inotify::remove_watch(&self.0.opens, self.0.watch);
         self.0.held.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
@@ -124,7 +130,9 @@ struct Watched {
 }
 
 impl Watched {
-    fn run(mut self, opens: &impl AsFd, tell: &dyn Fn(LoopEvent)) {
+    fn run(mut self, tell: &dyn Fn(LoopEvent)) {
+        let shared = Arc::clone(&self.shared);
+        let opens = &shared.opens;
         loop {
             let is_idle = self.told.is_empty() && !self.has_open_question;
             // If waiting fails, the next look is only early.
@@ -240,3 +248,22 @@ const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// How long a claim on a loop device lasts that its program has told the kernel to detach after the last use, as `mount
 /// -o loop` does from the start.
 const CLAIM_TIME: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_thread_of_a_watch_ends_with_it() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let watch = LoopWatch::start(image.path(), TellLoopEvent::new(|_| ())).unwrap();
+        let used_by_thread = Arc::downgrade(&watch.0);
+        assert!(used_by_thread.upgrade().is_some());
+        drop(watch);
+        let begun = Instant::now();
+        while used_by_thread.strong_count() > 0 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "nobody wakes the thread");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
