@@ -249,6 +249,10 @@ impl Engine {
     /// [`Error::Cancelled`]; an error if the filesystem turned read-only.
     pub fn wait_for_block_groups(&self, groups: &[Logical], patience: Duration, job: &Job) -> Result<bool> {
         lock_rank::check_none_from(Rank::Unreserved, "C5: a commit may need this lock");
+        // A write may hold a range that a copy needs; it has no claim, and ends soon.
+        if groups.iter().any(|start| self.claims.busy(*start).is_none()) {
+            std::thread::sleep(UNCLAIMED_PAUSE);
+        }
         let end = Instant::now().checked_add(patience);
         loop {
             job.check()?;
@@ -264,6 +268,8 @@ impl Engine {
     }
 }
 
+/// How long a waiter leaves alone what is busy without a claim.
+const UNCLAIMED_PAUSE: Duration = Duration::from_millis(2);
 /// Interval at which a waiter checks whether it is cancelled, and whether the filesystem turned read-only.
 const TICK: Duration = Duration::from_millis(100);
 
