@@ -146,7 +146,8 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// refused, because another program has the device.
     fn resume_writes(&self, _permitted: bool) {}
 
-    /// Watches for loop devices over an image file that is open for writing, until the device is closed ([`LoopWatch`]).
+    /// Watches for loop devices over this image file, which is open for writing ([`LoopWatch`]). The watch ends when this
+    /// [`Device`] is closed.
     /// Calls `tell` in a thread of the watch. A second call does nothing.
     fn watch_loops(&self, _tell: TellLoopEvent) -> io::Result<()> {
         Ok(())

@@ -111,7 +111,7 @@ pub(crate) fn is_write_protected(rdev: u64) -> bool {
     fs::read_to_string(sysfs_dir(rdev).join("ro")).is_ok_and(|flag| flag.trim() == "1")
 }
 
-/// Whether a block device supports discards. If sysfs does not tell, it counts as supporting them.
+/// Whether a block device supports discards. If sysfs does not tell, the device counts as one that supports them.
 pub(crate) fn takes_discards(rdev: u64) -> bool {
     let dir = sysfs_dir(rdev);
     // In sysfs, a partition is a directory inside the directory of its disk, which has the queue.

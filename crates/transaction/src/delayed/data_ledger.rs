@@ -13,9 +13,8 @@
 //! Invariants:
 //! - I1. `allocated` holds exactly the bytes that were allocated for data and that no extent item covers.
 //! - I2. Checksums move only from active to frozen to the csum tree, and are looked up in this order.
-//! - I3. While the extent tree lacks a reference that the last commit has, the reference is in `dropped`: after a power
-//!   cut, the file with this reference has the extent again, so no other file may overwrite the extent before the
-//!   commit is durable.
+//! - I3. A reference that the last commit has and the extent tree lacks is in `dropped`. After a power cut, the file with
+//!   this reference has the extent again. So no other file may overwrite the extent before the running commit is durable.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;

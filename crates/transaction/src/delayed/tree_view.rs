@@ -239,8 +239,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Merges the first part of `start..=end`. The part ends where the first `window` changes of the active or of the
-    /// frozen items end. Returns the key to continue from; `None` if the part reaches `end`.
+    /// Merges the first part of `start..=end`. The part ends at change number `window` of the active items or of the frozen
+    /// items, whichever comes first. Returns the key to continue from; `None` if the part reaches `end`.
     #[allow(clippy::arithmetic_side_effects, reason = "`limit` is above 0 in the loop")]
     fn merge_window(
         &self,

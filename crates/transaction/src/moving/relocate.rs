@@ -193,8 +193,8 @@ impl Engine {
     /// Makes the group read-only. If dirty data or admitted changes of metadata need its free space, first makes
     /// another group, or writes the data and the changes.
     fn close_to_allocations(&self, group: &BlockGroup, job: &Job) -> Result<()> {
-        // Close the group and check the room between two commits: a commit between these two steps could find no room
-        // for its blocks, and would abort.
+        // Close the group and check the room without a commit in between. Such a commit could find no room for its blocks,
+        // and would abort.
         let close = || {
             if !self.space.try_set_read_only(group.start) {
                 return None;

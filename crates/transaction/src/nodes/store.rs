@@ -192,7 +192,7 @@ impl NodeStore {
         checked_node(raw.into_boxed_slice(), ptr)
     }
 
-    /// Reads a tree block of which only the address is known into `buf`, which has the size of a node.
+    /// Reads a tree block into `buf`, which has the size of a node. Only the block's address is known.
     pub(crate) fn read_unknown(&self, bytenr: Logical, buf: &mut [u8]) -> Result<()> {
         let context = self.check_context(ExpectedBlock { bytenr: Some(bytenr), ..ExpectedBlock::default() });
         let verify = |_: usize, raw: &[u8]| check_node(raw, &context).map_err(|corrupt| corrupt.cause);

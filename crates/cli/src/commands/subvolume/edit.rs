@@ -63,7 +63,7 @@ impl DeleteArgs {
         self.commit || self.commit_each
     }
 
-    /// With -v, and for `btrfs`, the words with which btrfs-progs marks a deletion.
+    /// The words with which btrfs-progs marks a deletion. Empty without `-v`, unless the program was called as `btrfs`.
     fn mark(&self) -> &'static str {
         match (self.verbose || is_progs(), self.commits()) {
             (false, _) => "",
