@@ -1,5 +1,5 @@
-//! [`LoopWatch`]: keeps the kernel from mounting an image file that this process writes to, through a loop device that is
-//! attached later.
+//! [`LoopWatch`]: watches for loop devices that are attached to an image file while this process writes to it, and tries
+//! to keep the kernel from mounting them.
 //!
 //! No lock keeps losetup from attaching a loop device to a file: locks of files are advisory, and a lease needs a file
 //! that is open only once. But a loop device itself can be claimed, and the kernel does not mount a device that is

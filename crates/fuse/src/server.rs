@@ -201,7 +201,7 @@ impl Server {
         reply.attr(self.attr_ttl(attr), &wire_attr(attr, self.nodes.st_ino(attr.id)));
     }
 
-    /// Fails if the flags ask to write or truncate a file that must not be changed so. The check must happen at open,
+    /// Fails if the flags ask for a kind of write or truncation that the file does not allow. The check must happen at open,
     /// because the kernel sends writes later, from the page cache, when the writing program no longer gets an error.
     /// Returns whether the file is open for appending only.
     fn check_open(&self, id: InodeId, flags: i32) -> Result<bool> {

@@ -20,8 +20,8 @@
 //! by the number of stripes, down to at least 1 MiB (system), 32 MiB (metadata) or 64 MiB (data).
 //!
 //! mkfs.btrfs keeps a list of the devices, at first from the last device to the first. A chunk gets the first devices of
-//! the list on which its stripes fit, in reverse order, and moves them to the head of the list. If they are too few,
-//! the chunk gets fewer stripes or, if its profile needs more, shorter stripes.
+//! the list that have room for its stripes. Its first stripe lies on the last of them. They move to the head of the list.
+//! If they are too few, the chunk gets fewer stripes or, if its profile needs more, shorter stripes.
 //!
 //! On devices that are too small for this layout, smaller chunks are packed from 1 MiB on.
 //!

@@ -55,7 +55,7 @@ fn receive_chain(
             return Ok(format!("not judged, Linux refuses its own stream: {error}"));
         }
     }
-    // In seed 70344, what Linux sent and received differs from its source in the content of a file.
+    // Linux's send and receive can also make a wrong copy: with seed 70344, the content of one file differs.
     if let Err(error) = chain.compare(linux.path()) {
         linux.close()?;
         return Ok(format!("not judged, Linux's own receive differs: {error:#}"));

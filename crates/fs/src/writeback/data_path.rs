@@ -34,10 +34,10 @@ pub(crate) struct DataPath {
     /// Locked for reading by batches that may write into existing extents of a file, and for writing while a snapshot
     /// is made.
     pub(crate) in_place: RankedRwLock<()>,
-    /// Locked for reading by a write that reserves no space, because it goes to extents of its own, until the data is
-    /// dirty. Locked for writing while such data is written back, and until the cause of the writeback is done: a
-    /// snapshot or a clone will share these extents, or they will count as shared because a block group becomes
-    /// read-only or shared blocks move.
+    /// A write that goes to the file's own extents reserves no space. It holds this lock for reading until its data is
+    /// dirty. What makes these extents count as shared holds the lock for writing: a snapshot, a clone, a block group
+    /// that becomes read-only, a move of shared blocks. It first writes such data back, and keeps the lock until it is
+    /// done.
     pub(crate) unreserved: RankedRwLock<()>,
 }
 

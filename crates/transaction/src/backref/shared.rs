@@ -69,7 +69,7 @@ impl SharedExtents {
         for &(bytenr, len_bytes) in extents {
             let is_shared = self.shared.contains(&(bytenr, len_bytes))
                 || match first_refs(source, &root, (bytenr, len_bytes), false, REFS_MAX)? {
-                    // So many references belong to several users.
+                    // An extent with more references counts as shared.
                     Some((_, has_more)) if has_more => true,
                     Some((extent, _)) => is_shared(&mut roots, &extent)?,
                     None => false,

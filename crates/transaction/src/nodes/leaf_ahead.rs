@@ -89,8 +89,8 @@ impl LeafReadAhead {
         Self { store, engine }
     }
 
-    /// Accepts announcements of leaves. The caller must start a thread that calls [`LeafReadAhead::run`]: leaves of
-    /// walks that begin before this thread is scheduled are read ahead too.
+    /// Accepts announcements of leaves from now on. The caller must then start a thread that calls
+    /// [`LeafReadAhead::run`]. Leaves that are announced before that thread runs stay in the queue.
     pub fn accept(&self) {
         self.store.ahead.queue.accept();
     }
