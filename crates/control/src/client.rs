@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -36,8 +36,9 @@ use crate::open_image::{ImageWork, Sockets, sockets_of};
 use crate::peer::Peers;
 use crate::process::stopped_process;
 use crate::relay::{self, ClientSide, Heard};
+use crate::server_limits::{CANCEL_CHECK_INTERVAL, Limited, ServerLimits};
 use crate::stream::CommandStream;
-use crate::wire::{ANSWER_MAX, DATA, Frame, Wire};
+use crate::wire::{ANSWER_MAX, DATA, Wire};
 use crate::{CONTROL_XATTR, filesystem, subvolume};
 
 /// The reason why a mount cannot be reached.
@@ -490,90 +491,6 @@ fn busy_image() -> CommandFailure {
     CommandFailure::new(Errno::BUSY, "another command has the image open; wait for its end")
 }
 
-/// The limits of another user's server (L5).
-#[derive(Clone, Copy, Debug)]
-struct ServerLimits {
-    /// Bytes of a message.
-    len: usize,
-    /// Messages of a command that bring no bytes of a stream.
-    nr_messages: u32,
-    /// Bytes of such messages of all commands of a channel: a list comes in pages, with one command for each.
-    total: u64,
-    /// The time without a message, and the time that a message takes to arrive.
-    silence: Duration,
-}
-
-impl Default for ServerLimits {
-    fn default() -> Self {
-        Self {
-            len: FOREIGN_ANSWER_MAX,
-            nr_messages: FOREIGN_MESSAGES_MAX,
-            total: FOREIGN_BYTES_MAX,
-            silence: FOREIGN_PATIENCE,
-        }
-    }
-}
-
-/// The use of [`ServerLimits`] by one command.
-#[derive(Debug)]
-struct Limited<'s> {
-    limits: ServerLimits,
-    side: ClientSide<'s>,
-    /// The number of messages so far. Messages that bring bytes of a stream are not counted.
-    nr_messages: u32,
-    /// The number of bytes of these messages so far, of all commands of the channel.
-    total: &'s AtomicU64,
-    /// The time of the last message.
-    heard_at: Instant,
-}
-
-impl<'s> Limited<'s> {
-    fn new(limits: ServerLimits, side: ClientSide<'s>, total: &'s AtomicU64) -> Self {
-        Self { limits, side, nr_messages: 0, total, heard_at: Instant::now() }
-    }
-
-    /// Receives a message within the limits. Fails with `WouldBlock` like [`Wire::receive_within`].
-    fn receive(&mut self, wire: &Wire) -> Result<io::Result<Option<Frame>>> {
-        let ServerLimits { len, nr_messages, total, silence } = self.limits;
-        let silent = || Err(endless(&format!("has sent nothing complete for {} s", silence.as_secs_f32())));
-        match wire.receive_all_within(len, CANCEL_CHECK_INTERVAL, silence) {
-            Ok(Some(frame)) => {
-                self.heard_at = Instant::now();
-                if !matches!(&frame.bytes[..], [DATA, _, ..]) {
-                    self.nr_messages += 1;
-                    self.total.fetch_add(frame.bytes.len() as u64, Ordering::Relaxed);
-                }
-                match self.nr_messages > nr_messages || self.total.load(Ordering::Relaxed) > total {
-                    true => Err(endless("sends messages without an end")),
-                    false => Ok(Ok(Some(frame))),
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                // The server says nothing while it has no input.
-                if self.side.waits_for_input() {
-                    self.heard_at = Instant::now();
-                }
-                if self.heard_at.elapsed() >= silence { silent() } else { Ok(Err(error)) }
-            }
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => silent(),
-            received => Ok(received),
-        }
-    }
-
-    /// Notes that this process itself took its time.
-    fn wait_anew(&mut self) {
-        self.heard_at = Instant::now();
-    }
-}
-
-/// Makes the failure for another user's server that exceeds its limits.
-fn endless(what: &str) -> CommandFailure {
-    let text = format!(
-        "the mount's server, which belongs to another user, {what}; the command may or may not have been executed"
-    );
-    CommandFailure::new(Errno::CONNABORTED, text)
-}
-
 /// Receives messages until the result arrives, passes progress on to `job`, and the stream to `heard`. If `server` is
 /// given, the command takes no long time, and a stopped server is not waited for.
 fn answer_of(
@@ -777,24 +694,12 @@ const FIND_PATIENCE: Duration = Duration::from_secs(1);
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 /// The pause before the next attempt to connect if the server has reached a limit of connections.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// The greatest length of a message of another user's server. An answer of a real server is much shorter, and takes a
-/// multiple of its length in memory.
-const FOREIGN_ANSWER_MAX: usize = 16 << 20;
-/// The largest number of messages of another user's server. A real server sends at most five in a second.
-const FOREIGN_MESSAGES_MAX: u32 = 1_000_000;
-/// The largest number of bytes in messages of another user's server, for all commands of a channel.
-const FOREIGN_BYTES_MAX: u64 = 256 << 20;
-/// How long another user's server may be silent. A real server repeats the progress of a long command sooner
-/// (`server_stream`).
-const FOREIGN_PATIENCE: Duration = Duration::from_secs(60);
 /// The greatest length of a report about the last commit.
 const REPORT_MAX: usize = 1 << 20;
 /// How many times its patience a client waits for the last commit of a server that gives signs of life.
 const PATIENCE_MAX: u32 = 12;
 /// How long a client waits for a server that is stopped, by SIGSTOP or a debugger.
 const STOPPED_PATIENCE: Duration = Duration::from_secs(3);
-/// The interval at which a client checks whether it was cancelled.
-const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {

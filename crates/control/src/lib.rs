@@ -88,6 +88,7 @@ pub mod search;
 pub mod send;
 mod sent_files;
 mod server;
+mod server_limits;
 mod server_stream;
 mod stream;
 pub mod subvolume;
