@@ -130,15 +130,17 @@ impl Fs {
             property::PropertyValue::Method(method).apply(&mut state);
         }
         state.xattrs = KnownXattrs::of_new(!attributes.is_empty());
+        let id = InodeId { root: dir.id.root, ino };
+        debug_assert!(!dir.home.bare.contains(id), "B1: {id:?} is new, and known");
+        if !attributes.is_empty() {
+            dir.home.bare.remove(id);
+        }
         let mut changes = Vec::new();
         for (name, value) in attributes {
             // A new inode has no other attributes, and the name hashes of these attributes differ, so each attribute
             // gets an item of its own.
             changes.push(xattr::plan_new(ino, name, value));
         }
-        let id = InodeId { root: dir.id.root, ino };
-        debug_assert!(!dir.home.bare.contains(id), "B1: {id:?} is new, and known");
-        dir.home.bare.remove(id);
         let home = Arc::clone(dir_state.home_of_new.get_or_insert_with(|| dir.home.another()));
         let inode = Arc::new(Inode::new(id, home, state));
         Ok(Draft { inode, file_type, changes, symlink_target })
