@@ -32,14 +32,12 @@ impl ServersOf {
         !self.holders.is_empty()
     }
 
-    /// The process of a mount's server, if it has the device open as a device of its own filesystem.
-    pub(crate) fn find(&self, channel: &Channel<'_>) -> Option<u32> {
-        let server = channel.server().filter(|server| self.holders.contains(server))?;
-        self.is_of_seed(channel).then_some(server)
-    }
-
-    /// Whether the mount shows the seed itself; true if the device is of no seed.
-    fn is_of_seed(&self, channel: &Channel<'_>) -> bool {
+    /// Whether a mount's server has the device open as a device of its own filesystem. Without known holders, any server
+    /// may have it open.
+    pub(crate) fn include(&self, channel: &Channel<'_>) -> bool {
+        if self.are_known() && !channel.server().is_some_and(|server| self.holders.contains(&server)) {
+            return false;
+        }
         let Some(seed) = self.seed else { return true };
         let info = channel.call(Request::Filesystem(filesystem::Request::Info), &[]);
         matches!(info, Ok(Response::Filesystem(filesystem::Response::Info(info))) if info.fsid == seed)
@@ -50,14 +48,11 @@ impl ServersOf {
 /// names for it.
 pub(crate) fn served_mount_of(device: &Path) -> Option<PathBuf> {
     let servers = ServersOf::device(device);
+    // If nothing tells servers apart, none is asked.
+    let asks = servers.are_known() || servers.seed.is_some();
     let is_server = |dir: &PathBuf| {
-        let channel = || Channel::mount(dir).ok();
-        await_server(dir).is_ok()
-            && match (servers.are_known(), servers.seed) {
-                (true, _) => channel().is_some_and(|channel| servers.find(&channel).is_some()),
-                (false, Some(_)) => channel().is_some_and(|channel| servers.is_of_seed(&channel)),
-                (false, None) => true,
-            }
+        let is_included = || Channel::mount(dir).is_ok_and(|channel| servers.include(&channel));
+        await_server(dir).is_ok() && (!asks || is_included())
     };
     // A filesystem may have been mounted by a device that left it, or by its seed.
     let others = || match servers.are_known() {

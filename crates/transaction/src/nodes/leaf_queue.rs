@@ -15,7 +15,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use ubtrfs_format::Logical;
 use ubtrfs_tree::NodePtr;
 
@@ -52,7 +52,7 @@ struct LeafQueueState<R> {
     has_ended: bool,
 }
 
-/// What a thread that needs a leaf finds in the queue.
+/// The state of a leaf that a thread needs.
 pub(crate) enum NeededLeaf<'q, R: LeafRequest> {
     /// Nobody reads the leaf.
     NotExpected,
@@ -116,10 +116,11 @@ impl<R: LeafRequest> LeafQueue<R> {
 
     /// Waits until a leaf is not expected any more.
     pub(crate) fn wait_for(&self, bytenr: Logical) {
-        let mut state = self.state.lock();
-        while state.expected.contains(&bytenr) {
-            self.changed.wait(&mut state);
-        }
+        self.wait_locked(&mut self.state.lock(), bytenr);
+    }
+
+    fn wait_locked(&self, state: &mut MutexGuard<'_, LeafQueueState<R>>, bytenr: Logical) {
+        self.changed.wait_while(state, |state| state.expected.contains(&bytenr));
     }
 
     /// Takes the request with this leaf if it waits in the queue. If the leaf is being read, waits for it.
@@ -136,9 +137,7 @@ impl<R: LeafRequest> LeafQueue<R> {
         if let Some(request) = at.and_then(|at| state.requests.remove(at)) {
             return NeededLeaf::Waiting(TakenRequest { queue: self, request });
         }
-        while state.expected.contains(&bytenr) {
-            self.changed.wait(&mut state);
-        }
+        self.wait_locked(&mut state, bytenr);
         NeededLeaf::Arrived
     }
 

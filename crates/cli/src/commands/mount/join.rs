@@ -80,7 +80,7 @@ impl MountedImage {
         FirstMount::all(device).into_iter().find_map(|first| {
             await_server(first.dir()).ok()?;
             let channel = Channel::mount(first.dir()).ok()?;
-            let server = servers.find(&channel)?;
+            let server = channel.server().filter(|_| servers.include(&channel))?;
             Some(Self { first, channel, server })
         })
     }
