@@ -676,7 +676,15 @@ mod tests {
 
     use super::*;
     use crate::file::extent_map::FileExtentKind;
-    use crate::{Caller, MountOptions, NewInode};
+    use crate::{Caller, InodeId, MountOptions, NewInode};
+
+    fn file_on_new_filesystem() -> (Arc<Fs>, InodeId) {
+        let device = Arc::new(MemoryDevice::new(128 << 20));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let fs = Fs::open(vec![device as Arc<dyn Device>], MountOptions::default()).unwrap();
+        let id = fs.create(fs.root(), b"file", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        (fs, id)
+    }
 
     #[test]
     fn a_small_file_that_is_never_at_rest_becomes_a_regular_extent() {
@@ -709,10 +717,7 @@ mod tests {
     #[cfg(debug_assertions)]
     #[test]
     fn inline_data_whose_items_find_no_space_keeps_its_reservation() {
-        let device = Arc::new(MemoryDevice::new(128 << 20));
-        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
-        let fs = Fs::open(vec![device as Arc<dyn Device>], MountOptions::default()).unwrap();
-        let id = fs.create(fs.root(), b"file", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        let (fs, id) = file_on_new_filesystem();
         fs.write(id, 0, &[1; 200]).unwrap();
         let inode = fs.inode(id).unwrap();
         let write = || {
@@ -733,10 +738,7 @@ mod tests {
     /// data then.
     #[test]
     fn data_that_a_batch_writes_in_place_is_awaited_before_its_extents_count_as_shared() {
-        let device = Arc::new(MemoryDevice::new(128 << 20));
-        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
-        let fs = Fs::open(vec![device as Arc<dyn Device>], MountOptions::default()).unwrap();
-        let id = fs.create(fs.root(), b"file", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        let (fs, id) = file_on_new_filesystem();
         fs.fallocate(id, 0, 64 << 10, crate::FallocateMode::empty()).unwrap();
         fs.write(id, 0, &[1; 64 << 10]).unwrap();
         let inode = fs.inode(id).unwrap();
