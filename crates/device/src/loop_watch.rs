@@ -51,7 +51,7 @@ pub enum LoopEvent {
     },
 }
 
-/// What a watch calls for each event.
+/// A function that a watch calls for each event.
 #[derive(Clone)]
 pub struct TellLoopEvent(Arc<dyn Fn(LoopEvent) + Send + Sync>);
 

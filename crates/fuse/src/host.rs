@@ -50,7 +50,7 @@ pub(crate) struct MountHost {
     device: OnceLock<u64>,
     /// The mounts that were made one by one, by their numbers ([`Host::mounts`]).
     mounts: Mutex<Vec<u64>>,
-    /// What is called if a loop device is attached to an image file of the filesystem.
+    /// The function that is called if a loop device is attached to an image file of the filesystem.
     pub(crate) tell_loops: OnceLock<TellLoopEvent>,
     /// The helper process of a confined server.
     helper: OnceLock<Arc<PrivilegedHelper>>,

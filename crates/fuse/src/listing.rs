@@ -24,7 +24,7 @@
 //!   attributes. So after some lookups in a directory that was listed without attributes, the kernel is told to forget
 //!   the names of this directory, and of other directories that were listed without attributes
 //!   ([`Listings::looked_up`]).
-//! - G4. The memory is bounded ([`CALLERS_MAX`], [`DIRS_MAX`]). What is forgotten costs only speed: the kernel looks up
+//! - G4. The memory is bounded ([`CALLERS_MAX`], [`DIRS_MAX`]). A forgotten entry costs only speed: the kernel looks up
 //!   an entry without attributes as any other name.
 
 use std::collections::{HashMap, VecDeque};

@@ -147,7 +147,7 @@ impl Server {
         }
     }
 
-    /// The same server with another filesystem, which has the same inodes.
+    /// Copies the server for another filesystem, which has the same inodes.
     pub(crate) fn with_fs(&self, fs: Arc<Fs>) -> Self {
         Self { fs, ..self.clone() }
     }

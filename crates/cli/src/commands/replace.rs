@@ -42,7 +42,7 @@ enum Command {
 
 /// Copy a device to a new one, which then takes its place
 ///
-/// What is bad on the old device is copied from other devices; if the old device is missing, everything is. Writers go on
+/// Bad content of the old device is copied from other devices; if the old device is missing, everything is. Writers go on
 /// meanwhile. Afterwards the old device holds no btrfs. On a mount the work goes on in the background; on an image that is
 /// not mounted it ends with the command. A replacement of the same device that was interrupted goes on. Exit status: 0 if
 /// nothing is lost, 1 after a failure, 3 if some data has no good copy.

@@ -425,7 +425,7 @@ fn a_mounted_seed_gets_a_filesystem_on_it() {
         };
         assert!(!inside(&["filesystem", "label", &seed, "of another"]).status.success());
         assert_eq!(ok(inside(&["filesystem", "label", &m])), "\n");
-        // What was open before stays usable without a name.
+        // A file that was opened before stays usable without a name.
         fs::remove_file(at("dir/file")).unwrap();
         let mut kept = String::new();
         (&opened).read_to_string(&mut kept).unwrap();

@@ -35,9 +35,9 @@ pub(crate) struct DataPath {
     /// is made.
     pub(crate) in_place: RankedRwLock<()>,
     /// A write that goes to the file's own extents reserves no space. It holds this lock for reading until its data is
-    /// dirty. What makes these extents count as shared holds the lock for writing: a snapshot, a clone, a block group
-    /// that becomes read-only, a move of shared blocks. It first writes such data back, and keeps the lock until it is
-    /// done.
+    /// dirty. A snapshot, a clone, a block group that becomes read-only, and a move of shared blocks make these extents
+    /// count as shared. Each of them holds the lock for writing: it first writes such data back, and keeps the lock
+    /// until it is done.
     pub(crate) unreserved: RankedRwLock<()>,
 }
 

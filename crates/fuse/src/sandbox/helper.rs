@@ -75,7 +75,7 @@ const PLAIN: u8 = b'p';
 /// Question: is the process in the group, and are all its user ids equal to the given id? With [`ANYBODY`], the user
 /// ids do not matter.
 const GROUP: u8 = b'g';
-/// Question: what is the umask of the process?
+/// Question: the umask of the process.
 const UMASK: u8 = b'u';
 /// Question: does the process have the capability?
 const CAPABILITY: u8 = b'c';

@@ -2,7 +2,7 @@
 //!
 //! A stale device ([`ubtrfs_volumes::MemberState::Stale`]) gets all writes from the moment it is opened, but is not
 //! read where another copy exists. The walk of the extent tree checks on the device what it may have missed: tree
-//! blocks that are newer than its generation, and all data. What is bad there is copied from other devices. The
+//! blocks that are newer than its generation, and all data. Bad blocks are copied from other devices. The
 //! generation of a data extent does not tell whether the data is older: it may have been overwritten in place, or
 //! written into an extent that was preallocated before. Older tree blocks did not change. Then the device is in sync,
 //! and a commit writes its superblock.

@@ -104,7 +104,7 @@ enum DiffSide {
     Second,
 }
 
-/// What a line tells of a file.
+/// The difference that a line tells.
 enum Told<'t> {
     /// Only one tree has it. It has this type.
     Only(DiffSide, &'static str),
