@@ -128,6 +128,15 @@ impl LoopArray {
     }
 }
 
+/// Makes Linux forget all devices that are not mounted.
+///
+/// After a degraded mount, Linux also remembers the missing devices of the filesystem, which have no path. If an image
+/// of another time of the same filesystem has a different device with such a number, Linux has two devices of one number
+/// in its list: it refuses to mount, or turns the filesystem read-only when it writes the superblocks.
+pub(crate) fn forget_unmounted_devices() -> Result<()> {
+    run("btrfs", ["device", "scan", "--forget"]).map(drop)
+}
+
 /// The text in the kernel's log about a transaction that Linux aborted because it found no space.
 pub(crate) const NO_SPACE_IN_LOG: &str = "errno=-28 No space left";
 
@@ -152,7 +161,10 @@ impl LoopMount {
     pub fn array(images: &[impl AsRef<Path>], options: &str) -> Result<Self> {
         let LoopArray { devices, _lock: lock } = LoopArray::over(images)?;
         let first = images.first().context("an array has a member")?;
-        Self::mount(devices, Some(lock), options, first.as_ref())
+        // Another process may make Linux forget the devices after the scan, so name them to mount(2) again.
+        let named = devices.iter().map(|device| format!("device={}", device.path()));
+        let options: Vec<String> = named.chain((!options.is_empty()).then(|| options.to_owned())).collect();
+        Self::mount(devices, Some(lock), &options.join(","), first.as_ref())
     }
 
     fn mount(devices: Vec<LoopDevice>, lock: Option<ArrayLock>, options: &str, image: &Path) -> Result<Self> {
