@@ -276,8 +276,8 @@ impl ArrayCuts {
             }
             let mount = LoopMount::array(&images, options)?;
             if new.is_some() {
-                await_replacement(&mount)?;
-                self.nr_resumed_by_linux.fetch_add(1, Ordering::Relaxed);
+                let is_finished = await_replacement(&mount)?;
+                self.nr_resumed_by_linux.fetch_add(is_finished.into(), Ordering::Relaxed);
             } else if is_replacing {
                 // Linux does not scrub beside a suspended replacement.
                 run("btrfs", ["replace".as_ref(), "cancel".as_ref(), mount.path().as_os_str()])?;
@@ -297,6 +297,10 @@ impl ArrayCuts {
             // If a replacement avoids its source, Linux also tries to read from the lost device, and counts that.
             if is_lost && last.is_some_and(|item| item.cont_reading_from_srcdev_mode != 0) {
                 complaints.retain(|line| !line.contains("scrub: fixed up error") && !line.contains(" errs: wr 0, rd "));
+            }
+            if new.is_some() {
+                complaints
+                    .retain(|line| !line.contains(REPLACEMENT_WITHOUT_ROOM) && !line.contains("btrfs_scrub_dev("));
             }
             ensure!(complaints.is_empty(), "Linux complains:\n{}", complaints.join("\n"));
             mount.close()?;
@@ -413,16 +417,21 @@ fn last_replacement(media: &[Medium]) -> Result<Option<DevReplaceItem>> {
     Ok(target.fs().last_replacement()?)
 }
 
-/// Waits until Linux has gone on with a replacement to its end.
-fn await_replacement(mount: &LoopMount) -> Result<()> {
+/// What Linux says in its log if it cannot go on with a replacement.
+const REPLACEMENT_WITHOUT_ROOM: &str = "scrub: failed setting block group ro: -28";
+
+/// Waits until Linux has gone on with a replacement to its end. Returns false if Linux has cancelled it, because the only
+/// block group of a kind has to be copied, and no other one fits.
+fn await_replacement(mount: &LoopMount) -> Result<bool> {
     let until = Instant::now() + Duration::from_secs(120);
     loop {
         let path = mount.path().to_string_lossy();
         let status = run("btrfs", ["replace", "status", "-1", path.as_ref()])?;
-        if status.contains("finished on") {
-            // Linux says so a moment before the old device is gone, and refuses to scrub it.
+        let is_finished = status.contains("finished on");
+        if is_finished || (status.contains("canceled on") && mount.kernel_log().contains(REPLACEMENT_WITHOUT_ROOM)) {
+            // Linux says so a moment before one of both devices is gone, and refuses to scrub it.
             std::thread::sleep(Duration::from_millis(300));
-            return Ok(());
+            return Ok(is_finished);
         }
         ensure!(status.contains("% done") && Instant::now() < until, "A6: Linux does not go on: {status}");
         std::thread::sleep(Duration::from_millis(20));
