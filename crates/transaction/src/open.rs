@@ -6,10 +6,10 @@ use std::sync::Arc;
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::check::CheckContext;
-use ubtrfs_format::item::{BlockGroupItem, ChunkItem, DevItem, DevReplaceItem};
-use ubtrfs_format::node::NodeView;
+use ubtrfs_format::item::{BlockGroupItem, ChunkItem, DevItem, DevReplaceItem, DeviceRecord, RootItem};
+use ubtrfs_format::node::{LEVEL_MAX, NodeView};
 use ubtrfs_format::superblock::{CompatRo, Incompat, RootBackup, Superblock};
-use ubtrfs_format::{CsumType, FormatError, Generation, Key, KeyType, Logical, RootId};
+use ubtrfs_format::{CsumType, DevId, FormatError, Generation, Key, KeyType, Logical, RootId, objectid};
 use ubtrfs_space::{BlockGroup, Space, SpaceConfig};
 use ubtrfs_tree::{Cursor, NodeSource, RootPtr};
 use ubtrfs_volumes::Volumes;
@@ -205,6 +205,7 @@ impl Loaded {
         // Profiles and missing devices are known now, because the chunk map is loaded.
         let refusal = went_back.or_else(|| volumes.write_refusal());
         check_one_history(&volumes, geometry.csum_type)?;
+        check_own_records(&volumes, geometry.csum_type)?;
         let trees = load_own_trees(&store, &superblock)?;
         let mut replacement = None;
         if let Some(dev_tree) = trees.get(&RootId::DEV_TREE) {
@@ -228,7 +229,8 @@ fn check_one_history(volumes: &Volumes, csum_type: CsumType) -> Result<()> {
     if volumes.devices().len() < 2 || volumes.interrupted_fsid().is_some() {
         return Ok(());
     }
-    let mut nodes: VecDeque<(Logical, Generation)> = volumes.found_roots().into();
+    let found = volumes.found_roots().into_iter();
+    let mut nodes: VecDeque<(Logical, Generation)> = found.map(|(_, root, of)| (root, of)).collect();
     let mut seen = HashSet::new();
     while let Some((at, generation)) = nodes.pop_front() {
         if seen.len() >= COMPARED_NODES_MAX {
@@ -243,7 +245,7 @@ fn check_one_history(volumes: &Volumes, csum_type: CsumType) -> Result<()> {
             let child = if view.is_leaf() {
                 let is_root = view.key(slot).is_some_and(|key| key.item_type == KeyType::ROOT_ITEM);
                 let item = view.item(slot).filter(|_| is_root);
-                let root = item.and_then(|item| ubtrfs_format::item::RootItem::decode_any(item).ok());
+                let root = item.and_then(|item| RootItem::decode_any(item).ok());
                 root.map(|root| (root.bytenr, root.generation))
             } else {
                 view.child(slot)
@@ -252,6 +254,58 @@ fn check_one_history(volumes: &Volumes, csum_type: CsumType) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Refuses a device that was written while a newer one was away: its own last commit says so. Commits that it has in common
+/// with the newer one cannot say so, because they go to both.
+fn check_own_records(volumes: &Volumes, csum_type: CsumType) -> Result<()> {
+    let found = volumes.found_roots();
+    for &(older, root, generation) in &found {
+        // A device that is one commit newer may have got everything, while power failed before the older one had it all.
+        for &(newer, ..) in found.iter().filter(|(.., of)| generation.0.saturating_add(1) < of.0) {
+            let reader = NodesOfDevice { volumes, devid: older, csum_type };
+            let record = reader.record_of(newer, (root, generation));
+            let Some(written_to) = record.as_ref().and_then(|record| record.written_to) else { continue };
+            let confirmed_at = record.and_then(|record| record.confirmed_at);
+            // Linux keeps a record that is not true any more, but does not confirm it.
+            if written_to < generation && confirmed_at.is_some_and(|at| at >= generation) {
+                return Err(volumes.written_apart(older, newer));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Reads the trees of a device's own superblock from its own copies, as far as they are valid.
+struct NodesOfDevice<'v> {
+    volumes: &'v Volumes,
+    devid: DevId,
+    csum_type: CsumType,
+}
+
+impl NodesOfDevice<'_> {
+    /// The record of a device in the device tree.
+    fn record_of(&self, devid: DevId, root_tree: (Logical, Generation)) -> Option<DeviceRecord> {
+        let key = Key::new(RootId::DEV_TREE.0, KeyType::ROOT_ITEM, 0);
+        let root = RootItem::decode_any(&self.item(&key, root_tree)?).ok()?;
+        let key = Key::new(objectid::DEV_STATS, KeyType::PERSISTENT_ITEM, devid.0);
+        DeviceRecord::decode(&self.item(&key, (root.bytenr, root.generation))?).ok()
+    }
+
+    fn item(&self, key: &Key, root: (Logical, Generation)) -> Option<Vec<u8>> {
+        let mut next = root;
+        for _ in 0..=LEVEL_MAX {
+            let raw = self.volumes.node_on(self.devid, next.0, next.1, self.csum_type)?;
+            let view = NodeView::new(&raw).ok()?;
+            match view.search(key) {
+                Ok(slot) if view.is_leaf() => return view.item(slot).map(<[u8]>::to_vec),
+                Err(_) if view.is_leaf() => return None,
+                Ok(slot) => next = view.child(slot)?,
+                Err(slot) => next = view.child(slot.checked_sub(1)?)?,
+            }
+        }
+        None
+    }
 }
 
 /// Loads the first log that can be read, of those that the superblocks of the newest generation name, and notes it in
@@ -361,8 +415,7 @@ fn load_own_trees(store: &Arc<NodeStore>, superblock: &Superblock) -> Result<Has
         let start = Key::new(id.0, KeyType::ROOT_ITEM, 0);
         let end = Key::new(id.0, KeyType::ROOT_ITEM, u64::MAX);
         let Some((key, data)) = roots.last_le(&end, &start)? else { continue };
-        let item = ubtrfs_format::item::RootItem::decode_any(&data)
-            .map_err(|cause| Error::from(cause).in_tree(RootId::ROOT_TREE))?;
+        let item = RootItem::decode_any(&data).map_err(|cause| Error::from(cause).in_tree(RootId::ROOT_TREE))?;
         let root = RootPtr { tree: id, bytenr: item.bytenr, generation: item.generation, level: item.level };
         trees.insert(id, Arc::new(Tree::new(root, Arc::clone(store), RootState::new(key.offset, item))));
     }

@@ -349,6 +349,8 @@ impl Member {
         let since = Some(Generation(self.since.load(Ordering::Acquire)));
         let (complete_to, written_to) = match self.state() {
             MemberState::InSync => (None, None),
+            // A seed device misses nothing, because nothing is written to it.
+            _ if self.is_seed => (None, None),
             MemberState::Late(_) => (record.complete_to.or(since), None),
             MemberState::Stale(_) => (record.complete_to.or(since), record.written_to.or(Some(self.found_root.1))),
             MemberState::Kicked => (record.complete_to.or(since), record.written_to.or(Some(committed))),
@@ -366,6 +368,13 @@ impl Member {
     /// the newest superblock. Returns whether the record proves that the member was written apart (M4).
     pub(crate) fn add_record(&self, record: &DeviceRecord, newest: Generation) -> bool {
         let (found, has_device) = (self.found_root.1, self.device.is_some());
+        for (counter, value) in self.stats.iter().zip(record.stats.values) {
+            counter.fetch_add(value, Ordering::Relaxed);
+        }
+        if self.is_seed {
+            // A record of an earlier version says that a missing seed device misses changes.
+            return false;
+        }
         let was_stale = matches!(self.state(), MemberState::Stale(_));
         if let Some(complete_to) = record.complete_to
             && has_device
@@ -388,9 +397,6 @@ impl Member {
             }
         }
         *self.record.lock() = marks;
-        for (counter, value) in self.stats.iter().zip(record.stats.values) {
-            counter.fetch_add(value, Ordering::Relaxed);
-        }
         is_apart
     }
 

@@ -7,8 +7,9 @@
 //! - I3. Two members that were written apart are refused. They show it by different tree roots at one generation, by a
 //!   tree root that the newest superblock's backups do not know for the older member's generation, by different copies of
 //!   the nodes that the last commit of one of them wrote, of which the first ones are compared
-//!   ([`Volumes::check_one_history`]), or by a stale member whose record in the newest device tree proves it
-//!   ([`Volumes::add_record`]). Linux writes no such records.
+//!   ([`Volumes::check_one_history`]), by a stale member whose record in the newest device tree proves it
+//!   ([`Volumes::add_record`]), or by the records in the stale member's own device tree
+//!   ([`Volumes::written_apart`]). Linux writes no such records.
 //! - I4. The log root may differ between superblocks of one generation, if a power cut interrupted the writing of a log,
 //!   or if a device lost it. An fsync returns after all members in sync have its log. So the latest log that is valid
 //!   has everything that was promised: the one with the highest number, and of logs without a number, as Linux writes
@@ -28,7 +29,7 @@ use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::node::verify_block;
 use ubtrfs_format::superblock::Superblock;
-use ubtrfs_format::{CsumType, Generation, Logical};
+use ubtrfs_format::{CsumType, DevId, Generation, Logical};
 use uuid::Uuid;
 
 use crate::member::Member;
@@ -169,9 +170,34 @@ pub fn check_superblocks(devices: Vec<Arc<dyn Device>>) -> Result<()> {
 }
 
 impl Volumes {
-    /// The roots of the root tree in the superblocks that were found at open, and their generations.
-    pub fn found_roots(&self) -> Vec<(Logical, Generation)> {
-        self.own_members().iter().map(|member| member.found_root).filter(|(root, _)| root.0 != 0).collect()
+    /// The devices with the roots of the root tree in the superblocks that were found at open, and their generations.
+    pub fn found_roots(&self) -> Vec<(DevId, Logical, Generation)> {
+        let found = |member: &Arc<Member>| (member.devid(), member.found_root.0, member.found_root.1);
+        self.own_members().iter().map(found).filter(|(_, root, _)| root.0 != 0).collect()
+    }
+
+    /// The copy that a device has of a node of this generation, if it is valid. Called when the chunk map is complete.
+    pub fn node_on(&self, devid: DevId, at: Logical, of: Generation, csum_type: CsumType) -> Option<Vec<u8>> {
+        self.valid_node_on(&*self.member(devid)?, at, of, csum_type)
+    }
+
+    fn valid_node_on(&self, member: &Member, at: Logical, of: Generation, csum_type: CsumType) -> Option<Vec<u8>> {
+        let mut raw = vec![0; usize::try_from(self.superblock().nodesize).unwrap_or_default()];
+        self.read_copy_on(member, at, &mut raw).ok()?;
+        verify_block(&raw, csum_type, at, of).is_ok().then_some(raw)
+    }
+
+    /// The error for a device whose own trees say that another device, which is newer now, missed their last commit (I3).
+    pub fn written_apart(&self, older: DevId, newer: DevId) -> Error {
+        let name = |devid| self.member(devid).map_or_else(|| format!("device {devid}"), |member| member.describe());
+        Error::Refused {
+            what: format!(
+                "{} and {} were written apart: {0} was written while {1} was away, and {1} while {0} was away",
+                name(older),
+                name(newer)
+            ),
+            hint: ONE_HALF,
+        }
     }
 
     /// Compares the copies that the members have of a node of this generation (I3). Returns the node if a copy of it is
@@ -182,17 +208,13 @@ impl Volumes {
     /// [`Error::Refused`] if two valid copies differ: members were written apart.
     pub fn check_one_history(&self, at: Logical, of: Generation, csum_type: CsumType) -> Result<Option<Vec<u8>>> {
         let mut first: Option<(String, Vec<u8>)> = None;
-        let mut raw = vec![0; usize::try_from(self.superblock().nodesize).unwrap_or_default()];
         // An older member may have a node of a commit that was not completed.
         for member in self.own_members().into_iter().filter(|member| member.found_root.1 >= of) {
-            let is_valid =
-                self.read_copy_on(&member, at, &mut raw).is_ok() && verify_block(&raw, csum_type, at, of).is_ok();
+            let Some(raw) = self.valid_node_on(&member, at, of, csum_type) else { continue };
             match &first {
-                Some((other, node)) if is_valid && *node != raw => {
-                    return Err(split_brain(&member.describe(), other, of));
-                }
-                None if is_valid => first = Some((member.describe(), raw.clone())),
-                _ => {}
+                Some((other, node)) if *node != raw => return Err(split_brain(&member.describe(), other, of)),
+                Some(_) => {}
+                None => first = Some((member.describe(), raw)),
             }
         }
         Ok(first.map(|(_, node)| node))
@@ -202,9 +224,13 @@ impl Volumes {
 pub(crate) fn split_brain(one: &str, other: &str, generation: Generation) -> Error {
     Error::Refused {
         what: format!("{one} and {other} were written apart: both have a generation {generation}, but different trees"),
-        hint: "choose the half to keep and give only its devices, with -o degraded; wipe the others before they join again",
+        hint: ONE_HALF,
     }
 }
+
+/// The advice on devices that were written apart.
+const ONE_HALF: &str =
+    "choose the half to keep and give only its devices, with -o degraded; wipe the others before they join again";
 
 /// Whether a device of this generation missed a commit for certain (I2).
 fn missed_commits(own: Generation, newest: Generation) -> bool {

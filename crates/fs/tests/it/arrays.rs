@@ -431,6 +431,36 @@ fn two_halves_that_were_written_apart_are_refused() {
     }
 }
 
+/// Linux writes no records, and many commits of Linux hide the generations at which the halves differ. Our half says that it
+/// was written alone.
+#[test]
+fn a_half_that_we_wrote_alone_is_refused_beside_a_newer_half_of_linux() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let array = Array::new(&["-d", "raid1", "-m", "raid1"], &[300, 300]);
+    let linux = LoopMount::array(&[&array.images[0]], "degraded").unwrap();
+    for n in 0..12 {
+        std::fs::write(linux.join(format!("linux-{n}")), content(8192, n)).unwrap();
+        run("btrfs", ["filesystem", "sync", linux.path().to_str().unwrap()]).unwrap();
+    }
+    linux.close().unwrap();
+    let fs = array.open_some(&[1], "degraded");
+    put(&fs, "ours", &content(8192, 1));
+    fs.close().unwrap();
+    drop(fs);
+    for order in [[0, 1], [1, 0]] {
+        let devices = order.iter().map(|index: &usize| open_device(&array.images[*index]));
+        let refused = Fs::open(devices.collect(), MountOptions::default()).map(drop).unwrap_err().to_string();
+        assert!(refused.contains("were written apart"), "{refused}");
+    }
+    for (half, name) in [(0, "linux-11"), (1, "ours")] {
+        let fs = array.open_some(&[half], "degraded,ro");
+        assert_eq!(fs.lookup(TOP, name.as_bytes()).is_ok(), true, "{name}");
+        fs.close().unwrap();
+    }
+}
+
 #[test]
 fn the_record_of_a_device_ends_when_it_is_back() {
     if !capability::kernel_oracle() {

@@ -11,7 +11,7 @@ use ubtrfs_device::{Access, Device, FileDevice, find_members, is_seed};
 use ubtrfs_format::item::{BalanceArgs, BalanceFlags, BalanceItem, BlockGroupFlags};
 use ubtrfs_format::superblock::{Incompat, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 use ubtrfs_format::{DevId, Ino, RootId, check_superblock};
-use ubtrfs_fs::{Fs, InodeId, Job, MountOptions, ReplaceRequest, ScrubStart, find_devices};
+use ubtrfs_fs::{Fs, InodeId, Job, MemberState, MountOptions, ReplaceRequest, ScrubStart, find_devices};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{LoopDevice, Medium, MediumDevice, RecordingDevice, Rng, capability, run, ubtrfs_check_errors};
 use ubtrfs_volumes::{Tuning, tune};
@@ -430,6 +430,28 @@ fn a_scrub_reads_a_seed_and_does_not_repair_it() {
     put(&fs, "new", &content(MIB, 2));
     close(fs);
     assert!(is_same(&seed.content(), &damaged));
+}
+
+/// Nothing is written to a seed, so it misses nothing while it is away.
+#[test]
+fn a_seed_device_that_was_away_is_used_again() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let mut seed = Seed::new(KINDS[1]);
+    let image = seed.sprout("sprout");
+    let present = [image.clone(), seed.array.images[0].clone()];
+    let fs = Fs::open(open(&present), MountOptions::parse("degraded").unwrap()).unwrap();
+    put(&fs, "while one was away", b"text");
+    fs.close().unwrap();
+    drop(fs);
+    let fs = opened(&seed.with(&image));
+    let states: Vec<MemberState> = fs.devices_at_open().1.iter().map(|device| device.state).collect();
+    assert_eq!(states, [MemberState::InSync; 3]);
+    fs.close().unwrap();
+    drop(fs);
+    seed.judge(&seed.with(&image), 0, |_| ());
+    seed.check_untouched();
 }
 
 #[test]

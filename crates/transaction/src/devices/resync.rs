@@ -87,8 +87,13 @@ impl Engine {
             return Ok(true);
         };
         resync.next = last.successor().unwrap_or(Key::MAX);
-        let is_last = found.len() < ITEMS_PER_STEP || *last == Key::MAX;
+        let mut is_last = found.len() < ITEMS_PER_STEP || *last == Key::MAX;
+        let walked_before = resync.walked_bytes;
         for (key, item) in &found {
+            if resync.walked_bytes.saturating_sub(walked_before) >= BYTES_PER_STEP {
+                (resync.next, is_last) = (*key, false);
+                break;
+            }
             let len_bytes = match key.item_type {
                 KeyType::EXTENT_ITEM => key.offset,
                 KeyType::METADATA_ITEM => self.geometry.nodesize.into(),
@@ -195,5 +200,8 @@ impl Engine {
 /// Bytes of an extent that are refreshed at once.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// Number of items of the extent tree that a step visits.
+/// Bytes of extents after which a step ends, so that the progress can be seen.
+const BYTES_PER_STEP: u64 = 64 << 20;
+
+/// Number of items of the extent tree that a step visits at most.
 const ITEMS_PER_STEP: usize = 256;

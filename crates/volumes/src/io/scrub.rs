@@ -196,9 +196,12 @@ impl Volumes {
     }
 
     /// The number of bad superblocks of a device: unreadable ones, invalid ones, and ones older than `committed`, which is
-    /// the generation of a commit that is done. They count for the device, so the next commit writes superblocks.
+    /// the generation of a commit that is done. They count for the device, so the next commit writes superblocks. A stale
+    /// device has old ones rightly, so they do not count.
     pub fn nr_bad_superblocks(&self, devid: DevId, committed: Generation) -> u64 {
-        let Some(member) = self.member(devid) else { return 0 };
+        let Some(member) = self.member(devid).filter(|member| member.is_seed() || member.is_complete()) else {
+            return 0;
+        };
         let Some(device) = member.backend() else { return 0 };
         let len_bytes = member.item.read().total_bytes.min(device.len_bytes());
         let (fsid, committed) = match member.is_seed() {
