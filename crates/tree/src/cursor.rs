@@ -153,9 +153,14 @@ impl<'s> Cursor<'s> {
         Ok(None)
     }
 
-    /// Goes to the leaf that a key belongs to, and searches the leaf. In an empty tree, returns `Err(0)` without a
-    /// position.
+    /// Goes to the leaf that a key belongs to, and searches the leaf. Stays in the current leaf if the key lies between
+    /// two of its items. In an empty tree, returns `Err(0)` without a position.
     fn descend(&mut self, key: &Key) -> Result<Result<usize, usize>> {
+        if let Some((leaf, slot)) = self.path.last_mut().filter(|(leaf, _)| spans(leaf, key)) {
+            let found = leaf.search(key);
+            *slot = found.unwrap_or(0);
+            return Ok(found);
+        }
         self.path.clear();
         let mut node = read(self.source, &self.root.node_ptr())?;
         while !node.is_leaf() {
@@ -180,6 +185,11 @@ impl<'s> Cursor<'s> {
         self.path.push((node, slot));
         Ok(found)
     }
+}
+
+/// Whether a leaf has an item with a key <= `key`, and one with a key >= `key`.
+fn spans(leaf: &Node, key: &Key) -> bool {
+    leaf.nritems().checked_sub(1).is_some_and(|last| leaf.key(0) <= *key && *key <= leaf.key(last))
 }
 
 /// The slot after `slot`, if the node has that slot.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
 use ubtrfs_format::node::item_len_max;
@@ -109,6 +110,24 @@ fn check_reads(store: &Store, root: &ubtrfs_tree::RootPtr, model: &BTreeMap<Key,
         at = cursor.prev().unwrap();
     }
     assert_eq!(count, 0);
+}
+
+#[test]
+fn seeks_within_a_leaf_read_no_node() {
+    let (store, root) = Store::new(4096);
+    let value: Arc<[u8]> = vec![7; 40].into();
+    let all: Batch = (0..5000).map(|number| (key(2 * number), Some(Arc::clone(&value)))).collect();
+    let (root, _) = store.apply_fast(&root, &all);
+    let mut nr_leaves = 0;
+    store.walk(&root, &mut |node, _| nr_leaves += u64::from(node.is_leaf()));
+    let mut cursor = store.cursor(&root);
+    store.reads.store(0, Ordering::Relaxed);
+    for number in 0..9999 {
+        cursor.seek_ge(&key(number)).unwrap();
+        cursor.seek_le(&key(number)).unwrap();
+    }
+    let reads = store.reads.load(Ordering::Relaxed);
+    assert!(reads <= 8 * nr_leaves, "{reads} reads of {nr_leaves} leaves");
 }
 
 #[test]
