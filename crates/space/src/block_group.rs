@@ -13,6 +13,7 @@
 //! - I1. `disk_free` is the content of the free space tree: the space that no extent uses, including the superblock
 //!   mirrors.
 //! - I2. Free, allocated and pinned space and the mirrors are disjoint parts of `disk_free`.
+//! - I3. Outside of `changed`, the free space tree on disk agrees with `disk_free`.
 
 use std::ops::Range;
 
@@ -48,6 +49,8 @@ pub(crate) struct BlockGroupState {
     pub(crate) pinned: u64,
     free: FreeSpace,
     disk_free: RangeSet,
+    /// Ranges that `disk_free` gained or lost since [`Self::take_changed`], in the order of the changes.
+    changed: Vec<Range<u64>>,
     mirrors: RangeSet,
 }
 
@@ -68,6 +71,7 @@ impl BlockGroupState {
             pinned: 0,
             free: FreeSpace::default(),
             disk_free: RangeSet::default(),
+            changed: vec![bounds.clone()],
             mirrors: RangeSet::default(),
         };
         for mirror in mirrors {
@@ -102,6 +106,24 @@ impl BlockGroupState {
         &self.disk_free
     }
 
+    pub(crate) fn nr_disk_free(&self) -> u64 {
+        self.disk_free.nr_ranges()
+    }
+
+    /// Returns where `disk_free` changed since the last call, sorted and coalesced. In a new group, all space changed.
+    pub(crate) fn take_changed(&mut self) -> Vec<Range<u64>> {
+        let mut changed = std::mem::take(&mut self.changed);
+        changed.sort_unstable_by_key(|range| range.start);
+        changed.dedup_by(|next, last| {
+            let joins = next.start <= last.end;
+            if joins {
+                last.end = last.end.max(next.end);
+            }
+            joins
+        });
+        changed
+    }
+
     pub(crate) fn mirror_bytes(&self) -> u64 {
         self.mirrors.bytes()
     }
@@ -130,10 +152,11 @@ impl BlockGroupState {
         };
         let allocated = self.allocated.checked_sub(extent.len_bytes);
         let range = extent.bytenr.0..extent.end();
-        let Some(allocated) = allocated.filter(|_| self.disk_free.remove(range).is_some()) else {
+        let Some(allocated) = allocated.filter(|_| self.disk_free.remove(range.clone()).is_some()) else {
             let expected = "expected an extent in allocated space";
             return Err(corrupt("extent", "length", extent.len_bytes, expected, extent.bytenr));
         };
+        self.note_changed(range);
         self.allocated = allocated;
         self.item.used = used;
         Ok(())
@@ -144,10 +167,12 @@ impl BlockGroupState {
             let expected = "expected at least the length of a removed extent";
             return Err(corrupt("block group", "used", self.item.used, expected, self.item.start));
         };
-        if self.disk_free.insert(extent.bytenr.0..extent.end()).is_none() {
+        let range = extent.bytenr.0..extent.end();
+        if self.disk_free.insert(range.clone()).is_none() {
             let expected = "expected an extent that is not in the free space tree";
             return Err(corrupt("extent", "length", extent.len_bytes, expected, extent.bytenr));
         }
+        self.note_changed(range);
         self.item.used = used;
         // The sum does not overflow, because pinned space is a part of the group (I2).
         self.pinned = self.pinned.saturating_add(extent.len_bytes);
@@ -157,6 +182,13 @@ impl BlockGroupState {
     pub(crate) fn unpin(&mut self, range: Range<u64>) {
         self.pinned = self.pinned.checked_sub(len_of(&range)).expect("I2: only pinned space is unpinned");
         self.free_parts(range);
+    }
+
+    fn note_changed(&mut self, range: Range<u64>) {
+        match self.changed.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => self.changed.push(range),
+        }
     }
 
     fn free_parts(&mut self, range: Range<u64>) {

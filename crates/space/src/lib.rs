@@ -19,7 +19,7 @@ pub use delayed_ref::{DelayedRefHead, DelayedRefs, ExtentKind, OwnerMark, RefKey
 pub use range_set::{JoinedRanges, RangeSet};
 pub use ref_deltas::RefDeltas;
 pub use reservation::{Reservation, Shortage};
-pub use space::{OtherGroups, Space, SpaceConfig};
+pub use space::{DirtyGroup, OtherGroups, Space, SpaceConfig};
 pub use space_info::SpaceInfo;
 
 use ubtrfs_format::Logical;

@@ -76,9 +76,12 @@ impl RangeSet {
         self.ends.range(at..).map(|(&start, &end)| start..end)
     }
 
-    /// All ranges, sorted.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
-        self.from(0)
+    /// The ranges that overlap or touch `range`, sorted.
+    pub(crate) fn touching(&self, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        let before = self.ends.range(..range.start).next_back().map(|(&start, &end)| start..end);
+        let before = before.filter(|before| before.end >= range.start);
+        let after = self.ends.range(range.start..=range.end.max(range.start)).map(|(&start, &end)| start..end);
+        before.into_iter().chain(after)
     }
 
     /// Number of ranges.
@@ -197,10 +200,14 @@ mod tests {
                 }
                 let expected = runs(&bits);
                 prop_assert_eq!(free.ranges().bytes(), expected.iter().map(|run| run.end - run.start).sum::<u64>());
-                prop_assert_eq!(free.ranges().iter().collect::<Vec<_>>(), expected.clone());
+                prop_assert_eq!(free.ranges().from(0).collect::<Vec<_>>(), expected.clone());
                 let mut by_len: Vec<_> = expected.iter().map(index_entry).collect();
                 by_len.sort_unstable();
                 prop_assert_eq!(free.by_len.iter().copied().collect::<Vec<_>>(), by_len);
+                let touches = |run: &&Range<u64>| run.start <= (start + len) as u64 && start as u64 <= run.end;
+                let touching: Vec<_> = expected.iter().filter(touches).cloned().collect();
+                let window = start as u64..(start + len) as u64;
+                prop_assert_eq!(free.ranges().touching(&window).collect::<Vec<_>>(), touching);
                 let inverted: Vec<bool> = bits.iter().map(|bit| !bit).collect();
                 prop_assert_eq!(free.ranges().gaps(0..80), runs(&inverted));
             }

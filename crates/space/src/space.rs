@@ -41,6 +41,15 @@ pub enum OtherGroups {
     Writable,
 }
 
+/// A block group whose items on disk are outdated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirtyGroup {
+    /// Start address.
+    pub start: Logical,
+    /// The ranges whose items in the free space tree may be outdated, sorted and coalesced.
+    pub changed: Vec<Range<u64>>,
+}
+
 /// All block groups with their free space, and the reservations.
 #[derive(Debug)]
 pub struct Space {
@@ -288,27 +297,27 @@ impl Space {
         }
     }
 
-    /// Returns the starts of the dirty block groups (their items on disk are outdated), sorted, and marks them as
-    /// clean. Call this once after loading a filesystem, because all items on disk are up to date then.
-    pub fn take_dirty_groups(&self) -> Vec<Logical> {
-        let mut starts: Vec<Logical> =
-            self.inner.states.iter().flat_map(|state| state.lock().take_dirty()).map(Logical).collect();
-        starts.sort_unstable();
-        starts
+    /// Returns the dirty block groups, sorted, and marks them as clean. Call this once after loading a filesystem,
+    /// because all items on disk are up to date then.
+    pub fn take_dirty_groups(&self) -> Vec<DirtyGroup> {
+        let taken = self.inner.states.iter().flat_map(|state| state.lock().take_dirty());
+        let mut dirty: Vec<DirtyGroup> =
+            taken.map(|(start, changed)| DirtyGroup { start: Logical(start), changed }).collect();
+        dirty.sort_unstable_by_key(|group| group.start);
+        dirty
     }
 
-    /// Marks a block group as dirty again.
-    pub fn mark_dirty(&self, start: Logical) {
-        if let Some((start, kind)) = self.inner.kind_at(start) {
-            self.inner.state(kind).lock().mark_dirty(start);
-        }
+    /// Number of ranges of a block group that the free space tree must contain.
+    pub fn nr_disk_free(&self, start: Logical) -> u64 {
+        self.inner
+            .state_of_group(start)
+            .map_or(0, |state| state.group(start.0).map_or(0, BlockGroupState::nr_disk_free))
     }
 
-    /// The ranges of a block group that the free space tree must contain.
-    pub fn disk_free(&self, start: Logical) -> Vec<Range<u64>> {
-        let Some((start, kind)) = self.inner.kind_at(start) else { return Vec::new() };
-        let state = self.inner.state(kind).lock();
-        state.group(start).map(|group| group.disk_free().iter().collect()).unwrap_or_default()
+    /// Of these ranges, the ranges that overlap or touch `window`, sorted.
+    pub fn disk_free(&self, start: Logical, window: &Range<u64>) -> Vec<Range<u64>> {
+        let Some(state) = self.inner.state_of_group(start) else { return Vec::new() };
+        state.group(start.0).map(|group| group.disk_free().touching(window).collect()).unwrap_or_default()
     }
 
     /// Reserves space, or returns the shortage. Never blocks.

@@ -182,12 +182,10 @@ impl SpaceState {
         self.dirty.insert(start);
     }
 
-    pub(crate) fn mark_dirty(&mut self, start: u64) {
-        self.dirty.insert(start);
-    }
-
-    pub(crate) fn take_dirty(&mut self) -> BTreeSet<u64> {
-        std::mem::take(&mut self.dirty)
+    /// Takes the starts of the dirty groups, and where the on-disk free space of each changed.
+    pub(crate) fn take_dirty(&mut self) -> Vec<(u64, Vec<Range<u64>>)> {
+        let dirty = std::mem::take(&mut self.dirty).into_iter();
+        dirty.filter_map(|start| Some((start, self.groups.get_mut(&start)?.take_changed()))).collect()
     }
 
     pub(crate) fn allocate(&mut self, fit: Fit, hint: Option<u64>) -> Option<Extent> {

@@ -3,13 +3,13 @@
 
 #![allow(clippy::single_range_in_vec_init, reason = "lists of one free range")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use proptest::prelude::*;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::{Generation, Logical};
-use ubtrfs_space::{BlockGroup, Extent, Reservation, Space, SpaceConfig, SpaceKind};
+use ubtrfs_space::{BlockGroup, DirtyGroup, Extent, Reservation, Space, SpaceConfig, SpaceKind};
 
 const SECTOR: u64 = 4096;
 const NODE: u64 = 16384;
@@ -83,6 +83,11 @@ impl Model {
             }
         }
         runs
+    }
+
+    /// The sectors that the free space tree does not contain.
+    fn used_sectors(&self) -> BTreeSet<u64> {
+        self.sectors.iter().filter(|(_, sector)| **sector == Sector::Used).map(|(at, _)| *at).collect()
     }
 
     fn bytes(&self, kind: SpaceKind, wanted: impl Fn(Sector) -> bool) -> u64 {
@@ -221,7 +226,9 @@ fn apply(op: Op, space: &Space, model: &mut Model, reservation: &mut Option<Rese
 fn compare(space: &Space, model: &Model, reservation: Option<&Reservation>) -> Result<(), TestCaseError> {
     for group in 0..NR_GROUPS {
         let start = Logical(group_start(group));
-        prop_assert_eq!(space.disk_free(start), model.runs(group, |sector| sector != Sector::Used));
+        let expected = model.runs(group, |sector| sector != Sector::Used);
+        prop_assert_eq!(space.nr_disk_free(start), expected.len() as u64);
+        prop_assert_eq!(space.disk_free(start, &(0..u64::MAX)), expected);
         let used: u64 = model.runs(group, |sector| sector == Sector::Used).iter().map(|run| run.end - run.start).sum();
         prop_assert_eq!(space.block_group_at(start).expect("there").used, used);
     }
@@ -253,9 +260,19 @@ proptest! {
         let (space, mut model) = space_and_model(&used);
         prop_assert_eq!(space.take_dirty_groups().len(), 4);
         let mut reservation = None;
-        for op in ops {
+        let mut on_disk = model.used_sectors();
+        for (number, op) in ops.into_iter().enumerate() {
             apply(op, &space, &mut model, &mut reservation)?;
             compare(&space, &model, reservation.as_ref())?;
+            if number % 5 == 0 {
+                let used = model.used_sectors();
+                for DirtyGroup { start, changed } in space.take_dirty_groups() {
+                    prop_assert!(changed.windows(2).all(|pair| pair[0].end < pair[1].start), "{start}: {changed:?}");
+                    on_disk.retain(|at| !changed.iter().any(|range| range.contains(at)));
+                    on_disk.extend(used.iter().filter(|at| changed.iter().any(|range| range.contains(at))));
+                }
+                prop_assert_eq!(&on_disk, &used);
+            }
         }
     }
 }
@@ -295,7 +312,7 @@ fn a_hint_continues_an_extent_and_leaves_the_cursor() {
 #[test]
 fn fill_and_free_cycles_end_with_the_same_free_space() {
     let space = one_group(SpaceKind::Data, 8 << 20);
-    let before = (space.info(SpaceKind::Data), space.disk_free(Logical(1 << 20)));
+    let before = (space.info(SpaceKind::Data), space.disk_free(Logical(1 << 20), &(0..u64::MAX)));
     for generation in 1..20 {
         let mut extents = Vec::new();
         while let Some(extent) = space.allocate(SpaceKind::Data, (generation * 3 + 1) * SECTOR, SECTOR, None) {
@@ -313,7 +330,7 @@ fn fill_and_free_cycles_end_with_the_same_free_space() {
         let discard = space.start_unpin(Generation(generation));
         assert!(space.info(SpaceKind::Data).pinned > 0);
         space.finish_unpin(&discard);
-        assert_eq!((space.info(SpaceKind::Data), space.disk_free(Logical(1 << 20))), before);
+        assert_eq!((space.info(SpaceKind::Data), space.disk_free(Logical(1 << 20), &(0..u64::MAX))), before);
     }
     assert_eq!(space.empty_groups().len(), 1);
 }

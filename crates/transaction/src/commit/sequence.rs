@@ -23,7 +23,7 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::BlockGroupItem;
 use ubtrfs_format::superblock::{CompatRo, NR_ROOT_BACKUPS, Superblock};
 use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, RootId, objectid};
-use ubtrfs_space::{DelayedRefHead, Extent, ExtentKind};
+use ubtrfs_space::{DelayedRefHead, DirtyGroup, Extent, ExtentKind};
 use ubtrfs_tree::Batch;
 
 use crate::commit_state::CommitWork;
@@ -32,7 +32,7 @@ use crate::engine::Engine;
 use crate::extents::chunk_alloc::remove_system_chunks;
 use crate::extents::csum_tree;
 use crate::extents::extent_tree::{self, LedgerConfig, SimpleConfig};
-use crate::extents::free_space_tree;
+use crate::extents::free_space_tree::{self, GroupFreeSpace};
 use crate::handle::root_change::RootChange;
 use crate::handle::running::EndedTransaction;
 use crate::health::stats::Span;
@@ -417,7 +417,7 @@ impl Engine {
         let (group_tree, free_space_tree) = (self.block_group_tree()?, self.free_space_tree()?);
         let mut items = Batch::with_capacity(dirty.len());
         let mut free_space = Batch::new();
-        for start in dirty {
+        for DirtyGroup { start, changed } in dirty {
             let Some(group) = self.space.block_group_at(start) else { continue };
             let item = BlockGroupItem {
                 used: group.used,
@@ -427,15 +427,14 @@ impl Engine {
             let key = Key::new(start.0, KeyType::BLOCK_GROUP_ITEM, group.len_bytes);
             items.push((key, Some(item.encode().into())));
             if let Some(tree) = &free_space_tree {
-                let free = self.space.disk_free(start);
-                free_space.extend(free_space_tree::free_space_changes(
-                    tree.source(),
-                    &tree.root_ptr(),
+                let free = GroupFreeSpace {
                     start,
-                    group.len_bytes,
-                    &free,
-                    self.geometry.sectorsize,
-                )?);
+                    len_bytes: group.len_bytes,
+                    nr_ranges: self.space.nr_disk_free(start),
+                    touching: &|window| self.space.disk_free(start, window),
+                };
+                let (source, root, sectorsize) = (tree.source(), tree.root_ptr(), self.geometry.sectorsize);
+                free_space.extend(free_space_tree::free_space_changes(source, &root, &free, &changed, sectorsize)?);
             }
         }
         items.sort_by_key(|(key, _)| *key);

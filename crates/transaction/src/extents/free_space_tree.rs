@@ -112,41 +112,77 @@ pub(crate) fn free_space_from_extents(
     Ok(free.0)
 }
 
-/// Returns the changes that make a block group's items describe `free` (sorted, coalesced). Returns no changes if the
-/// items already describe `free`.
+/// The free space that the items of a block group must describe.
+pub(crate) struct GroupFreeSpace<'a> {
+    /// Start address of the block group.
+    pub(crate) start: Logical,
+    /// Length of the block group.
+    pub(crate) len_bytes: u64,
+    /// Number of free ranges.
+    pub(crate) nr_ranges: u64,
+    /// Returns the free ranges that overlap or touch a range, sorted.
+    pub(crate) touching: &'a dyn Fn(&Range<u64>) -> Vec<Range<u64>>,
+}
+
+/// Returns the changes that make a block group's items describe `free`, where `changed` (sorted, coalesced) covers all
+/// differences. Returns no changes if the items already describe `free`. The work depends on `changed`, and not on the
+/// number of free ranges, unless the group changes its form.
 pub(crate) fn free_space_changes(
     source: &dyn NodeSource,
     root: &RootPtr,
-    start: Logical,
-    len_bytes: u64,
-    free: &[Range<u64>],
+    free: &GroupFreeSpace<'_>,
+    changed: &[Range<u64>],
     sectorsize: u32,
 ) -> Result<Batch> {
-    let existing = group_items(source, root, start, len_bytes)?;
+    let GroupFreeSpace { start, len_bytes, nr_ranges, .. } = *free;
+    if changed.is_empty() {
+        return Ok(Batch::new());
+    }
+    let whole = start.0..group_end(start, len_bytes)?;
     let info_key = Key::new(start.0, KeyType::FREE_SPACE_INFO, len_bytes);
-    let flags = match existing.get(&info_key) {
-        Some(raw) => decode_info(raw, start)?.flags,
-        None => 0,
+    let mut cursor = Cursor::new(source, *root);
+    let before = match cursor.seek_ge(&info_key)? {
+        Some(key) if key == info_key => Some(decode_info(cursor.data().unwrap_or_default(), start)?),
+        _ => None,
     };
+    let flags = before.map_or(0, |info| info.flags);
     let thresholds = Thresholds::new(len_bytes, sectorsize);
-    let uses_bitmaps = match flags & FreeSpaceInfo::USING_BITMAPS != 0 {
-        true => free.len() as u64 >= thresholds.low,
-        false => free.len() as u64 > thresholds.high,
+    let used_bitmaps = flags & FreeSpaceInfo::USING_BITMAPS != 0;
+    let uses_bitmaps = match used_bitmaps {
+        true => nr_ranges >= thresholds.low,
+        false => nr_ranges > thresholds.high,
     };
     let form = if uses_bitmaps { FreeSpaceInfo::USING_BITMAPS } else { 0 };
-    let extent_count = u32::try_from(free.len()).unwrap_or(u32::MAX);
+    let extent_count = u32::try_from(nr_ranges).unwrap_or(u32::MAX);
     let info = FreeSpaceInfo { extent_count, flags: flags & !FreeSpaceInfo::USING_BITMAPS | form };
-    let mut wanted = if uses_bitmaps {
-        bitmaps(start.0, len_bytes, free, sectorsize)
-    } else {
-        let key = |run: &Range<u64>| Key::new(run.start, KeyType::FREE_SPACE_EXTENT, run.end - run.start);
-        free.iter().map(|run| (key(run), Vec::new())).collect()
-    };
-    wanted.insert(info_key, info.encode());
 
-    let mut changes: BTreeMap<Key, Option<Vec<u8>>> =
-        existing.keys().filter(|key| !wanted.contains_key(key)).map(|key| (*key, None)).collect();
-    changes.extend(wanted.into_iter().filter(|(key, data)| existing.get(key) != Some(data)).map(|(k, d)| (k, Some(d))));
+    let mut changes: BTreeMap<Key, Option<Vec<u8>>> = BTreeMap::new();
+    if before != Some(info) {
+        changes.insert(info_key, Some(info.encode()));
+    }
+    let keeps_form = before.is_some() && used_bitmaps == uses_bitmaps;
+    // Walking all extents of the group is cheaper than more searches than the group has extents.
+    let nr_extents = nr_ranges.max(before.map_or(0, |info| info.extent_count.into()));
+    let mut windows = match (keeps_form, uses_bitmaps) {
+        (true, true) => changed.iter().map(|range| bitmap_bounds(range, &whole, sectorsize)).collect(),
+        (true, false) if (changed.len() as u64) < nr_extents => changed.to_vec(),
+        _ => vec![whole.clone()],
+    };
+    windows.dedup();
+    for window in windows {
+        let runs = (free.touching)(&window);
+        let wanted: BTreeMap<Key, Vec<u8>> = if uses_bitmaps {
+            bitmaps(start.0, &window, &runs, sectorsize)
+        } else {
+            let key = |run: &Range<u64>| Key::new(run.start, KeyType::FREE_SPACE_EXTENT, run.end - run.start);
+            runs.iter().map(|run| (key(run), Vec::new())).collect()
+        };
+        let existing = items_near(&mut cursor, &whole, &window, keeps_form && uses_bitmaps)?;
+        let gone = existing.keys().filter(|key| !wanted.contains_key(key)).map(|key| (*key, None));
+        changes.extend(gone);
+        let put = wanted.into_iter().filter(|(key, data)| existing.get(key) != Some(data));
+        changes.extend(put.map(|(key, data)| (key, Some(data))));
+    }
     Ok(changes.into_iter().map(|(key, data)| (key, data.map(Into::into))).collect())
 }
 
@@ -157,7 +193,7 @@ pub(crate) fn remove_free_space(
     start: Logical,
     len_bytes: u64,
 ) -> Result<Batch> {
-    Ok(group_items(source, root, start, len_bytes)?.into_keys().map(|key| (key, None)).collect())
+    Ok(group_keys(source, root, start, len_bytes)?.into_iter().map(|key| (key, None)).collect())
 }
 
 /// Numbers of free ranges at which a block group changes its form.
@@ -205,23 +241,35 @@ impl FreeRuns {
     }
 }
 
-/// The bitmaps of a block group; the last bitmap covers the rest of the group.
-fn bitmaps(start: u64, len_bytes: u64, free: &[Range<u64>], sectorsize: u32) -> BTreeMap<Key, Vec<u8>> {
+/// The bitmaps of the part `window` of the block group at `start`. The window ends at bounds of bitmaps. The last
+/// bitmap of a group covers the rest of the group.
+fn bitmaps(start: u64, window: &Range<u64>, free: &[Range<u64>], sectorsize: u32) -> BTreeMap<Key, Vec<u8>> {
     let (span, sector) = (span(sectorsize), u64::from(sectorsize));
-    let mut maps: Vec<Vec<u8>> = (0..len_bytes.div_ceil(span))
-        .map(|index| vec![0; bitmap_len(span.min(len_bytes - index * span), sectorsize)])
+    let first = (window.start - start) / span;
+    let part = |index: u64| {
+        let at = window.start + index * span;
+        (at, span.min(window.end - at))
+    };
+    let mut maps: Vec<Vec<u8>> = (0..(window.end - window.start).div_ceil(span))
+        .map(|index| vec![0; bitmap_len(part(index).1, sectorsize)])
         .collect();
     for run in free {
-        for number in (run.start - start) / sector..(run.end - start) / sector {
-            let (map, bit) = (number / FREE_SPACE_BITMAP_BITS, number % FREE_SPACE_BITMAP_BITS);
+        let (from, to) = (run.start.max(window.start), run.end.min(window.end));
+        for number in (from - start) / sector..(to.max(from) - start) / sector {
+            let (map, bit) = (number / FREE_SPACE_BITMAP_BITS - first, number % FREE_SPACE_BITMAP_BITS);
             maps[map as usize][(bit / 8) as usize] |= 1 << (bit % 8);
         }
     }
-    let key = |index: u64| {
-        let at = index * span;
-        Key::new(start + at, KeyType::FREE_SPACE_BITMAP, span.min(len_bytes - at))
-    };
-    maps.into_iter().zip(0..).map(|(map, index)| (key(index), map)).collect()
+    let key = |(at, len_bytes)| Key::new(at, KeyType::FREE_SPACE_BITMAP, len_bytes);
+    maps.into_iter().zip(0..).map(|(map, index)| (key(part(index)), map)).collect()
+}
+
+/// The smallest range that covers this part of a block group with whole bitmaps.
+fn bitmap_bounds(range: &Range<u64>, group: &Range<u64>, sectorsize: u32) -> Range<u64> {
+    let span = span(sectorsize);
+    let from = group.start + (range.start - group.start) / span * span;
+    let to = group.start + (range.end - group.start).div_ceil(span) * span;
+    from..to.min(group.end)
 }
 
 /// Bytes of space that a bitmap of full length covers.
@@ -235,24 +283,49 @@ fn bitmap_len(covered_bytes: u64, sectorsize: u32) -> usize {
     (covered_bytes / u64::from(sectorsize)).div_ceil(8) as usize
 }
 
-/// The free space items of a block group, valid or not.
-fn group_items(
-    source: &dyn NodeSource,
-    root: &RootPtr,
-    start: Logical,
-    len_bytes: u64,
+/// The items of a block group, valid or not, that overlap a window, and the extents that touch it. Leaves out the info
+/// item that a valid group has.
+fn items_near(
+    cursor: &mut Cursor<'_>,
+    group: &Range<u64>,
+    window: &Range<u64>,
+    are_bitmaps: bool,
 ) -> Result<BTreeMap<Key, Vec<u8>>> {
-    let end = group_end(start, len_bytes)?;
-    let mut cursor = Cursor::new(source, *root);
+    let info_key = Key::new(group.start, KeyType::FREE_SPACE_INFO, group.end - group.start);
     let mut items = BTreeMap::new();
-    let mut key = cursor.seek_ge(&Key::new(start.0, KeyType::FREE_SPACE_INFO, 0))?;
-    while let Some(found) = key.filter(|key| key.objectid < end) {
-        if (KeyType::FREE_SPACE_INFO..=KeyType::FREE_SPACE_BITMAP).contains(&found.item_type) {
+    let mut key = if window.start == group.start {
+        cursor.seek_ge(&Key::new(group.start, KeyType::FREE_SPACE_INFO, 0))?
+    } else {
+        cursor.seek_le(&Key::new(window.start, KeyType::FREE_SPACE_BITMAP, u64::MAX))?
+    };
+    while let Some(found) = key.filter(|key| key.objectid <= window.end && key.objectid < group.end) {
+        let end = found.objectid.saturating_add(found.offset);
+        let is_near = match are_bitmaps {
+            true => found.objectid < window.end && window.start < end,
+            false => window.start <= end,
+        };
+        let is_free_space = (KeyType::FREE_SPACE_INFO..=KeyType::FREE_SPACE_BITMAP).contains(&found.item_type);
+        if is_near && is_free_space && found != info_key {
             items.insert(found, cursor.data().unwrap_or_default().to_vec());
         }
         key = cursor.next()?;
     }
     Ok(items)
+}
+
+/// The keys of the free space items of a block group, valid or not.
+fn group_keys(source: &dyn NodeSource, root: &RootPtr, start: Logical, len_bytes: u64) -> Result<Vec<Key>> {
+    let end = group_end(start, len_bytes)?;
+    let mut cursor = Cursor::new(source, *root);
+    let mut keys = Vec::new();
+    let mut key = cursor.seek_ge(&Key::new(start.0, KeyType::FREE_SPACE_INFO, 0))?;
+    while let Some(found) = key.filter(|key| key.objectid < end) {
+        if (KeyType::FREE_SPACE_INFO..=KeyType::FREE_SPACE_BITMAP).contains(&found.item_type) {
+            keys.push(found);
+        }
+        key = cursor.next()?;
+    }
+    Ok(keys)
 }
 
 fn decode_info(raw: &[u8], start: Logical) -> Result<FreeSpaceInfo> {

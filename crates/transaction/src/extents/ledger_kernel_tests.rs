@@ -14,7 +14,7 @@ use ubtrfs_tree::{Cursor, RootPtr};
 
 use crate::extents::csum_tree::{csum_changes, lookup_csums};
 use crate::extents::extent_tree::{LedgerConfig, lookup_extent, run_delayed_refs};
-use crate::extents::free_space_tree::{free_space_changes, free_space_from_extents, load_free_space};
+use crate::extents::free_space_tree::{GroupFreeSpace, free_space_changes, free_space_from_extents, load_free_space};
 use crate::test_tree::TestTree;
 use crate::{Engine, EngineOptions};
 
@@ -109,7 +109,11 @@ fn check_free_space(engine: &Engine, groups: &[BlockGroup], extents: &[Known], e
         if let Some(root) = &tree {
             let loaded = load_free_space(&*engine.store, root, start, len_bytes, geometry.sectorsize).expect("valid");
             assert_eq!(loaded, expected);
-            let again = free_space_changes(&*engine.store, root, start, len_bytes, &loaded, geometry.sectorsize);
+            let free =
+                GroupFreeSpace { start, len_bytes, nr_ranges: loaded.len() as u64, touching: &|_| loaded.clone() };
+            let whole = start.0..start.0 + len_bytes;
+            let changed = std::slice::from_ref(&whole);
+            let again = free_space_changes(&*engine.store, root, &free, changed, geometry.sectorsize);
             assert_eq!(again.expect("valid"), []);
         }
     }

@@ -2,10 +2,14 @@
 
 #![allow(clippy::single_range_in_vec_init, reason = "a list of one range is meant")]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use proptest::prelude::*;
+use ubtrfs_tree::{Node, NodePtr};
 
 use super::*;
-use crate::test_tree::TestTree;
+use crate::test_tree::{TestNodes, TestTree};
 
 type Items = BTreeMap<Key, Vec<u8>>;
 
@@ -16,14 +20,41 @@ fn tree() -> TestTree {
     TestTree::new(RootId::FREE_SPACE_TREE, 4096)
 }
 
-fn set(tree: &mut TestTree, len_bytes: u64, free: &[Range<u64>]) -> Batch {
+/// The changes after `free` changed in these ranges.
+fn changes(tree: &TestTree, len_bytes: u64, free: &[Range<u64>], changed: &[Range<u64>]) -> Batch {
     let nodes = tree.build();
-    let batch = free_space_changes(&nodes, &nodes.root, START, len_bytes, free, SECTOR).expect("valid");
+    let view = GroupFreeSpace {
+        start: START,
+        len_bytes,
+        nr_ranges: free.len() as u64,
+        touching: &|window| touching(free, window),
+    };
+    free_space_changes(&nodes, &nodes.root, &view, changed, SECTOR).expect("valid")
+}
+
+fn touching(free: &[Range<u64>], window: &Range<u64>) -> Vec<Range<u64>> {
+    free.iter().filter(|run| run.start <= window.end && window.start <= run.end).cloned().collect()
+}
+
+/// The ranges that are in one list and not in the other.
+fn differences(one: &[Range<u64>], other: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut bounds = BTreeMap::new();
+    for bound in one.iter().chain(other).flat_map(|run| [run.start, run.end]) {
+        *bounds.entry(bound).or_insert(0) += 1;
+    }
+    let bounds: Vec<u64> = bounds.into_iter().filter(|(_, count)| count % 2 == 1).map(|(bound, _)| bound).collect();
+    bounds.as_chunks().0.iter().map(|[from, to]| *from..*to).collect()
+}
+
+fn set(tree: &mut TestTree, len_bytes: u64, free: &[Range<u64>]) -> Batch {
+    let whole = [START.0..START.0 + len_bytes];
+    let batch = changes(tree, len_bytes, free, &whole);
+    if let Ok(before) = load(tree, len_bytes) {
+        assert_eq!(changes(tree, len_bytes, free, &differences(&before, free)), batch, "the changed ranges suffice");
+    }
     tree.apply(&batch);
     assert_eq!(load(tree, len_bytes).expect("valid"), free);
-    let nodes = tree.build();
-    let again = free_space_changes(&nodes, &nodes.root, START, len_bytes, free, SECTOR).expect("valid");
-    assert!(again.is_empty(), "nothing is left to do");
+    assert!(changes(tree, len_bytes, free, &whole).is_empty(), "nothing is left to do");
     batch
 }
 
@@ -68,6 +99,48 @@ fn groups_change_their_form_with_a_gap_between() {
     assert!(tree.items.is_empty());
 }
 
+/// Counts the nodes that are read.
+struct CountedReads<'n>(&'n TestNodes, AtomicU64);
+
+impl NodeSource for CountedReads<'_> {
+    fn read_node(&self, ptr: &NodePtr) -> Result<Arc<Node>> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.read_node(ptr)
+    }
+
+    fn nodesize(&self) -> usize {
+        self.0.nodesize()
+    }
+}
+
+#[test]
+fn unchanged_free_space_is_neither_read_nor_written() {
+    let len_bytes = 1 << 30;
+    for (nr_runs, nr_near) in [(1400, 1), (100_000, 1024)] {
+        let mut tree = tree();
+        let mut free = comb(nr_runs);
+        set(&mut tree, len_bytes, &free);
+        let nodes = tree.build();
+        let changed = [free.remove(nr_runs as usize / 2)];
+        let (source, nr_seen) = (CountedReads(&nodes, AtomicU64::new(0)), AtomicU64::new(0));
+        let view = GroupFreeSpace {
+            start: START,
+            len_bytes,
+            nr_ranges: free.len() as u64,
+            touching: &|window| {
+                let runs = touching(&free, window);
+                nr_seen.fetch_add(runs.len() as u64, Ordering::Relaxed);
+                runs
+            },
+        };
+        let batch = free_space_changes(&source, &nodes.root, &view, &changed, SECTOR).expect("valid");
+        assert_eq!(batch.len(), 2, "the info, and one extent or bitmap");
+        let nr_read = source.1.into_inner();
+        assert!(nr_read <= 2 * (u64::from(nodes.root.level) + 1) + 1, "{nr_read} nodes read");
+        assert!(nr_seen.into_inner() <= nr_near, "all free ranges are visited");
+    }
+}
+
 #[test]
 fn the_last_bitmap_covers_what_is_left() {
     let len_bytes = (8 << 20) + 5 * u64::from(SECTOR);
@@ -88,10 +161,7 @@ fn neighbours_stay() {
     tree.items.insert(before, Vec::new());
     tree.items.insert(behind, vec![0; 8]);
     for count in [5, 100, 3] {
-        let nodes = tree.build();
-        let batch = free_space_changes(&nodes, &nodes.root, START, 8 << 20, &comb(count), SECTOR).expect("valid");
-        tree.apply(&batch);
-        assert_eq!(load(&tree, 8 << 20).expect("valid"), comb(count));
+        set(&mut tree, 8 << 20, &comb(count));
     }
     let nodes = tree.build();
     tree.apply(&remove_free_space(&nodes, &nodes.root, START, 8 << 20).expect("valid"));
@@ -162,10 +232,7 @@ proptest! {
             cuts.dedup();
             let at = |sector: u64| START.0 + sector * u64::from(SECTOR);
             let free: Vec<Range<u64>> = cuts.as_chunks().0.iter().map(|[from, to]| at(*from)..at(*to)).collect();
-            let nodes = tree.build();
-            let batch = free_space_changes(&nodes, &nodes.root, START, len_bytes, &free, SECTOR).expect("valid");
-            tree.apply(&batch);
-            prop_assert_eq!(load(&tree, len_bytes).expect("valid"), free);
+            set(&mut tree, len_bytes, &free);
         }
     }
 }
