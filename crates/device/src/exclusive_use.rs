@@ -3,8 +3,8 @@
 //!
 //! | | image file | block device |
 //! |---|---|---|
-//! | read-write | flock exclusive; its unused loop devices held with O_EXCL | O_EXCL (see I2) and flock exclusive |
-//! | read-only | flock shared | flock shared |
+//! | read-write | flock exclusive; its unused loop devices held with O_EXCL | O_EXCL (see I2), and flock: exclusive for a moment, then shared |
+//! | read-only | flock shared | flock shared, and nobody has O_EXCL |
 //! | both | refused if mounted, directly or through a loop device | refused if mounted |
 //!
 //! - I1. The lock on a block device includes its parts (the file behind a loop device, the devices below a device
@@ -13,9 +13,14 @@
 //!   and the process keeps the flock.
 //! - I3. All processes lock the devices of a filesystem in the same order ([`lock_order`]). So of several processes that open
 //!   it at once, one gets all devices.
+//! - I4. Device managers lock block devices while they look at them, and skip devices that are locked exclusively. So a
+//!   device that is open has a shared lock. The claim keeps other writers away, and readers find it.
+//! - I5. A program may lock a block device for the commands that it runs on it (<https://systemd.io/BLOCK_DEVICE_LOCKING>).
+//!   So a lock of a process that started this one keeps nobody away; the claim does.
 
 use std::fs::{File, Metadata};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -118,6 +123,10 @@ pub(crate) fn lock(file: &File, path: &Path, access: Access, metadata: &Metadata
             Err(Errno::WOULDBLOCK) => {}
             Err(errno) => return Err(OpenError::Io { path: path.to_owned(), source: errno.into() }),
         }
+        if is_locked_for_us(file, metadata) {
+            lock_later(file);
+            return Ok(());
+        }
         if begun.elapsed() >= patience {
             if mounted::is_locked_here(metadata.dev(), metadata.ino()) {
                 return Err(OpenError::OpenHere { path: path.to_owned() });
@@ -133,6 +142,52 @@ pub(crate) fn lock(file: &File, path: &Path, access: Access, metadata: &Metadata
     }
 }
 
+/// Whether a process that started this one has locked the block device, and nobody has claimed it (I5).
+fn is_locked_for_us(file: &File, metadata: &Metadata) -> bool {
+    metadata.file_type().is_block_device()
+        && mounted::is_locked_by_ancestor(metadata.dev(), metadata.ino())
+        && !is_claimed(file)
+}
+
+/// Takes a shared lock as soon as the others let it go, unless the file is closed before.
+fn lock_later(file: &File) {
+    let Ok(file) = file.try_clone() else { return };
+    let wait = move || {
+        let _ = rustix::fs::flock(&file, FlockOperation::LockShared);
+    };
+    let _ = std::thread::Builder::new().name("device-lock".to_owned()).spawn(wait);
+}
+
+/// Whether somebody has claimed a block device. Others test that in the same way, so a claim counts if it lasts.
+fn is_claimed(file: &File) -> bool {
+    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    (0..CLAIM_TESTS).all(|test| {
+        if test > 0 {
+            std::thread::sleep(CLAIM_PAUSE);
+        }
+        mounted::open_exclusive(&path).is_err_and(|error| mounted::is_busy(&error))
+    })
+}
+
+/// Makes the lock of a block device shared, after the device was claimed (I4).
+pub(crate) fn share_lock(file: &File) {
+    // If another program gets the lock in between, this process has the claim all the same.
+    let _ = rustix::fs::flock(file, FlockOperation::NonBlockingLockShared);
+}
+
+/// Fails if a writer has the block device open, whose lock is shared (I4).
+pub(crate) fn refuse_claimed(file: &File, path: &Path, metadata: &Metadata) -> Result<(), OpenError> {
+    if !is_claimed(file) {
+        return Ok(());
+    }
+    if mounted::is_locked_here(metadata.dev(), metadata.ino()) {
+        return Err(OpenError::OpenHere { path: path.to_owned() });
+    }
+    Err(OpenError::Locked { path: path.to_owned(), by: mounted::lock_holder(metadata.dev(), metadata.ino()) })
+}
+
+const CLAIM_TESTS: u32 = 10;
+const CLAIM_PAUSE: Duration = Duration::from_millis(50);
 /// How long a device manager may hold the lock of a block device.
 const PROBE_PATIENCE: Duration = Duration::from_millis(500);
 /// How long a forked process may take until its exec.

@@ -17,7 +17,8 @@ use ubtrfs_format::print::escaped;
 
 use crate::direct::Direct;
 use crate::exclusive_use::{
-    check_kind, claim_block_device, claim_image, lock, lock_parts, refuse_mounted_block_device,
+    check_kind, claim_block_device, claim_image, lock, lock_parts, refuse_claimed, refuse_mounted_block_device,
+    share_lock,
 };
 use crate::loop_watch::{LoopWatch, TellLoopEvent};
 use crate::mounted;
@@ -94,6 +95,11 @@ impl FileDevice {
         let file = opened.map_err(|source| classify(path, access, source))?;
         let device = Self::from_file(file, path, access, parts)?;
         device.claim().map_err(|source| classify(path, access, source))?;
+        match access {
+            Access::ReadWrite if is_block => share_lock(&device.file),
+            Access::ReadOnly if is_block => refuse_claimed(&device.file, path, &kind)?,
+            Access::ReadWrite | Access::ReadOnly => {}
+        }
         Ok(device)
     }
 

@@ -234,6 +234,20 @@ pub(crate) fn lock_holder(dev: u64, ino: u64) -> Option<String> {
     })
 }
 
+/// Whether a process that started this one, directly or through others, holds a lock on this inode.
+pub(crate) fn is_locked_by_ancestor(dev: u64, ino: u64) -> bool {
+    let holders = lock_holder_pids(dev, ino);
+    let parent = |pid: &str| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        Some(status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().to_owned())
+    };
+    let ancestors = std::iter::successors(parent("self"), |pid| parent(pid));
+    // The first process of the system or of a namespace has no parent.
+    ancestors.take(ANCESTORS_MAX).take_while(|pid| pid != "0").any(|pid| holders.contains(&pid))
+}
+
+const ANCESTORS_MAX: usize = 100;
+
 /// Whether the process that holds a lock on this inode was killed or is ending, so that the kernel releases the lock soon.
 pub(crate) fn is_lock_holder_ending(dev: u64, ino: u64) -> bool {
     lock_holder_pid(dev, ino).is_some_and(|pid| {

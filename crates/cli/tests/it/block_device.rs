@@ -429,3 +429,41 @@ fn a_mount_without_the_type_fuseblk_says_why() {
     }
     assert_eq!(told("fsname=other"), "");
 }
+
+/// A program may lock a device for the commands that it runs on it, as flock(1) does here.
+#[test]
+fn a_lock_of_the_calling_program_is_no_use_of_the_device() {
+    if !ready() || !capability::program("flock") {
+        return;
+    }
+    let bed = Bed::new();
+    let device = bed.device.path();
+    let locked = |kind: &str, args: &[&str]| {
+        let program = env!("CARGO_BIN_EXE_ubtrfs");
+        Command::new("flock").args([kind, device, program]).args(args).env("LC_ALL", "C").output().unwrap()
+    };
+    for kind in ["-x", "-s"] {
+        bed.wait_until_free();
+        ok(locked(kind, &["mkfs", "-q", "-f", "-L", "one", device]));
+        ok(locked(kind, &["check", device]));
+        ok(locked(kind, &["filesystem", "label", device, "two"]));
+        ok(locked(kind, &["mount", device, bed.dir.path().to_str().unwrap()]));
+        // Device managers lock what they look at.
+        run("flock", ["-n", "-s", device, "true"]).unwrap();
+        assert!(run("flock", ["-n", "-x", device, "true"]).is_err());
+        // The lock does not let others in.
+        for args in [&["check", device][..], &["mkfs", "-q", "-f", device]] {
+            let output = locked("-s", args);
+            assert_ne!(output.status.code(), Some(0), "{args:?}: {output:?}");
+        }
+        fs::write(bed.join("file"), kind).unwrap();
+        bed.umount();
+        assert_eq!(bed.on_disk("file").unwrap(), kind.as_bytes());
+    }
+    // A lock of another program is a use.
+    let mut other = Command::new("flock").args(["-x", device, "cat"]).stdin(Stdio::piped()).spawn().unwrap();
+    wait_until("the device is locked", || run("flock", ["-n", "-s", device, "true"]).is_err());
+    refused(&ubtrfs(["mkfs", "-q", "-f", device]), &["in use"]);
+    drop(other.stdin.take());
+    other.wait().unwrap();
+}
