@@ -88,14 +88,20 @@ impl SubvolumeIoctl<'_> {
     }
 
     fn create(&self, name: &[u8], QgroupInherit { qgroups, limits }: QgroupInherit) -> Result<Found> {
+        check_new_name(name)?;
         let umask = self.host.groups.umask(self.req);
         self.subvolume(Wanted::Create { dir: 0, name: name.to_vec(), umask, qgroups, limits })
     }
 
     /// Makes a snapshot of the subvolume whose root directory the caller has open under this descriptor number.
     fn snapshot(&self, descriptor: u64, read_only: bool, name: &[u8], inherited: QgroupInherit) -> Result<Found> {
+        // As on Linux, an empty name fails after a wrong source.
+        if !name.is_empty() {
+            check_new_name(name)?;
+        }
         // A number that does not fit into 32 bits is replaced by a number that no descriptor has.
         let source = self.host.inode_of(self.req, u32::try_from(descriptor).unwrap_or(u32::MAX))?;
+        check_new_name(name)?;
         // As on Linux, a snapshot gets the limits of its source in place of those in the request.
         let qgroups = inherited.qgroups;
         let request = Wanted::Snapshot { source: 0, dir: 1, name: name.to_vec(), read_only, qgroups };
@@ -130,6 +136,15 @@ impl SubvolumeIoctl<'_> {
             return Err(Error::AccessDenied.into());
         }
         self.subvolume(Wanted::Delete { dir: 0, name: name.to_vec() })
+    }
+}
+
+/// Fails as Linux does for names that no new subvolume can have, because a lookup finds the directory itself.
+fn check_new_name(name: &[u8]) -> Result<()> {
+    match name {
+        b"." | b".." => Err(Error::Exists.into()),
+        b"" => Err(Error::AccessDenied.into()),
+        _ => Ok(()),
     }
 }
 

@@ -292,6 +292,9 @@ else:
     snapshot("dir/s2", "s3", source="a")
     snapshot("dir", "a/b", source="a")
     snapshot("dir", "s3", flags=1 << 40, source="a")
+    for name in ["", ".", ".."]:
+        snapshot("dir", name, source="a")
+        show(f"create '{name}'", call("dir", CREATE, struct.pack("<q", -1) + name.encode().ljust(4088, b"\0")), len)
     print(sorted(os.listdir("dir")), open("dir/s1/x").read(), open("dir/s2/x").read())
     for name in ["s1", "s2"]:
         show(f"flags {name}", call(f"dir/{name}", GETFLAGS, bytes(8)), lambda raw: raw)
