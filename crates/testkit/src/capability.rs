@@ -101,6 +101,28 @@ pub fn program(name: &str) -> bool {
     answer(name, &if found { Ok(()) } else { Err(format!("no program {name} on the PATH; install it")) })
 }
 
+/// Whether C programs can be compiled that use this header.
+///
+/// # Panics
+/// In CI, if they cannot.
+pub fn c_header(name: &str) -> bool {
+    let found = run("cc", ["-E", "-x", "c", "-include", name, "/dev/null"]);
+    answer(name, &found.map(drop).map_err(|error| format!("{error:#}")))
+}
+
+/// Finds a Python that has a module; `None` if there is none.
+///
+/// # Panics
+/// In CI, if there is none.
+pub fn python_with(module: &str) -> Option<String> {
+    let has_module = |python: &&str| run(python, ["-c", &format!("import {module}")]).is_ok();
+    // A Python that the user installed may lack the modules of the system.
+    let found = ["python3", "/usr/bin/python3"].into_iter().find(has_module);
+    let problem = || format!("no Python has it; install python3-{module}");
+    answer(&format!("Python's module {module}"), &found.map(drop).ok_or_else(problem));
+    found.map(str::to_owned)
+}
+
 /// The kernel's release, for messages.
 pub fn kernel_release() -> String {
     run("uname", ["-r"]).unwrap_or_default().trim().to_owned()

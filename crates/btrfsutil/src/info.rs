@@ -1,0 +1,100 @@
+//! `struct btrfs_util_subvolume_info`.
+
+use ubtrfs_format::item::Timespec;
+
+use crate::ioctl::{u32_at, u64_at};
+use crate::search::RootTreeEntry;
+
+/// The struct of C programs.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct UtilSubvolumeInfo {
+    pub(crate) id: u64,
+    pub(crate) parent_id: u64,
+    pub(crate) dir_id: u64,
+    pub(crate) flags: u64,
+    pub(crate) uuid: [u8; 16],
+    pub(crate) parent_uuid: [u8; 16],
+    pub(crate) received_uuid: [u8; 16],
+    pub(crate) generation: u64,
+    pub(crate) ctransid: u64,
+    pub(crate) otransid: u64,
+    pub(crate) stransid: u64,
+    pub(crate) rtransid: u64,
+    pub(crate) ctime: UtilTimespec,
+    pub(crate) otime: UtilTimespec,
+    pub(crate) stime: UtilTimespec,
+    pub(crate) rtime: UtilTimespec,
+}
+
+/// C's `struct timespec`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct UtilTimespec {
+    sec: libc::time_t,
+    nsec: libc::c_long,
+}
+
+impl UtilTimespec {
+    fn new(sec: u64, nsec: u32) -> Self {
+        // Times before 1970 are negative numbers.
+        Self { sec: sec.cast_signed(), nsec: nsec.into() }
+    }
+}
+
+impl From<Timespec> for UtilTimespec {
+    fn from(time: Timespec) -> Self {
+        Self { sec: time.sec, nsec: time.nsec.into() }
+    }
+}
+
+impl UtilSubvolumeInfo {
+    /// Makes the struct from items of the tree of trees.
+    pub(crate) fn of_entry(id: u64, entry: &RootTreeEntry) -> Self {
+        let root = &entry.root;
+        let (parent_id, dir_id) = entry.parent.unwrap_or_default();
+        Self {
+            id,
+            parent_id,
+            dir_id,
+            flags: root.flags,
+            uuid: root.uuid.into_bytes(),
+            parent_uuid: root.parent_uuid.into_bytes(),
+            received_uuid: root.received_uuid.into_bytes(),
+            generation: root.generation.0,
+            ctransid: root.ctransid.0,
+            otransid: root.otransid.0,
+            stransid: root.stransid.0,
+            rtransid: root.rtransid.0,
+            ctime: root.ctime.into(),
+            otime: root.otime.into(),
+            stime: root.stime.into(),
+            rtime: root.rtime.into(),
+        }
+    }
+
+    /// Makes the struct from `struct btrfs_ioctl_get_subvol_info_args`: treeid 0, name 8, parent_id 264, dirid 272,
+    /// generation 280, flags 288, three UUIDs from 296 on, four transids from 344 on, four times of 16 bytes from 376 on.
+    pub(crate) fn of_ioctl(args: &[u8]) -> Self {
+        let uuid = |at: usize| args.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or_default();
+        let time = |at: usize| UtilTimespec::new(u64_at(args, at), u32_at(args, at + 8));
+        Self {
+            id: u64_at(args, 0),
+            parent_id: u64_at(args, 264),
+            dir_id: u64_at(args, 272),
+            flags: u64_at(args, 288),
+            uuid: uuid(296),
+            parent_uuid: uuid(312),
+            received_uuid: uuid(328),
+            generation: u64_at(args, 280),
+            ctransid: u64_at(args, 344),
+            otransid: u64_at(args, 352),
+            stransid: u64_at(args, 360),
+            rtransid: u64_at(args, 368),
+            ctime: time(376),
+            otime: time(392),
+            stime: time(408),
+            rtime: time(424),
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The original library and ours give equal results.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::thread;
+
+use tempfile::TempDir;
+use ubtrfs::fuse::{MountConfig, unmount};
+use ubtrfs::{Filesystem, MountOptions};
+use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run};
+
+use crate::library::{Library, compile, functions, original, output_of, program};
+
+fn ready() -> bool {
+    capability::fuse() && capability::kernel_oracle() && capability::c_header("btrfsutil.h")
+}
+
+/// Makes an image with subvolumes, some of them nested or hidden from users, and with quotas.
+fn image() -> Image {
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let linux = LoopMount::new(image.path(), "").unwrap();
+    let at = |path: &str| linux.path().join(path);
+    let mode = |path: &str, mode| fs::set_permissions(at(path), fs::Permissions::from_mode(mode)).unwrap();
+    let btrfs = |words: &[&str], paths: &[&str]| {
+        let words = words.iter().map(|word| OsStr::new(word).to_owned());
+        run("btrfs", words.chain(paths.iter().map(|path| at(path).into_os_string()))).unwrap();
+    };
+    for dir in ["dir/in/deep", "hidden", "locked", "sticky", "open"] {
+        fs::create_dir_all(at(dir)).unwrap();
+    }
+    fs::write(at("dir/file"), "content").unwrap();
+    for path in ["a", "dir/in/b", "dir/in/deep/c", "a/d"] {
+        btrfs(&["subvolume", "create"], &[path]);
+    }
+    fs::write(at("a/x"), "data").unwrap();
+    fs::create_dir(at("a/y")).unwrap();
+    btrfs(&["subvolume", "snapshot"], &["a", "snap"]);
+    btrfs(&["subvolume", "snapshot", "-r"], &["a", "snap-ro"]);
+    btrfs(&["subvolume", "create"], &["hidden/sub"]);
+    btrfs(&["subvolume", "create"], &["locked/inner"]);
+    symlink("a", at("link")).unwrap();
+    symlink("nowhere", at("broken")).unwrap();
+    for (path, bits) in [(".", 0o755), ("locked", 0o700), ("sticky", 0o1777), ("open", 0o777)] {
+        mode(path, bits);
+    }
+    btrfs(&["quota", "enable"], &["."]);
+    btrfs(&["qgroup", "create", "1/0"], &["."]);
+    btrfs(&["qgroup", "create", "1/1"], &["."]);
+    linux.close().unwrap();
+    image
+}
+
+/// Runs work in Linux's mount of a copy of an image.
+fn on_linux(image: &Image, work: impl FnOnce(&Path) -> String) -> String {
+    let copy = Image::copy_of(image.path()).unwrap();
+    let linux = LoopMount::new(copy.path(), "").unwrap();
+    let output = work(linux.path());
+    linux.close().unwrap();
+    output
+}
+
+/// Runs work in our mount of a copy of an image, and checks the image after it.
+fn on_ubtrfs(image: &Image, work: impl FnOnce(&Path) -> String) -> String {
+    let copy = Image::copy_of(image.path()).unwrap();
+    let dir = TempDir::with_prefix("ubtrfs-btrfsutil-").unwrap();
+    let options = MountOptions { track_lookups: true, ..MountOptions::default() };
+    let fs = Filesystem::open_image_with(copy.path(), options).unwrap();
+    let config = MountConfig { fsname: "test".to_owned(), allow_other: true, ..MountConfig::default() };
+    let mount = fs.mount(dir.path(), &config).unwrap();
+    let server = thread::spawn(move || mount.run());
+    let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(dir.path())));
+    unmount(dir.path(), worked.is_err()).unwrap();
+    server.join().unwrap().unwrap();
+    let output = worked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    btrfs_check(copy.path()).unwrap();
+    output
+}
+
+/// Compares the output of a program with the original library on Linux, with ours on Linux, and with ours on our mount.
+fn compare(program: &[&OsStr], min_lines: usize) {
+    let (image, library) = (image(), Library::link());
+    let call = |dir: &Path, library| {
+        let words: Vec<&OsStr> = program.iter().copied().chain([dir.as_os_str()]).collect();
+        output_of(&words, library)
+    };
+    let theirs = on_linux(&image, |dir| call(dir, None));
+    assert!(theirs.lines().count() >= min_lines, "{theirs}");
+    let ours = on_linux(&image, |dir| call(dir, Some(library.dir())));
+    assert_equal(&ours, &theirs, "on the btrfs of Linux");
+    let ours = on_ubtrfs(&image, |dir| call(dir, Some(library.dir())));
+    assert_equal(&ours, &theirs, "on our mount");
+}
+
+#[track_caller]
+fn assert_equal(ours: &str, theirs: &str, place: &str) {
+    let differ: Vec<String> = ours
+        .lines()
+        .zip(theirs.lines())
+        .filter(|(ours, theirs)| ours != theirs)
+        .map(|(ours, theirs)| format!("{ours}\n  original: {theirs}"))
+        .take(50)
+        .collect();
+    assert!(differ.is_empty(), "{place}:\n{}", differ.join("\n"));
+    assert_eq!(ours.lines().count(), theirs.lines().count(), "{place}");
+}
+
+#[test]
+fn a_program_of_the_original_header_gets_equal_results() {
+    if !ready() {
+        return;
+    }
+    let dir = TempDir::with_prefix("ubtrfs-btrfsutil-").unwrap();
+    let calls = compile("calls", dir.path());
+    compare(&[calls.as_os_str()], 5000);
+}
+
+#[test]
+fn the_original_python_module_gets_equal_results() {
+    if !ready() {
+        return;
+    }
+    let Some(python) = capability::python_with("btrfsutil") else { return };
+    compare(&[OsStr::new(&python), program("bindings.py").as_os_str()], 150);
+}
+
+#[test]
+fn the_functions_are_those_of_the_original() {
+    if !capability::c_header("btrfsutil.h") {
+        return;
+    }
+    let ours = functions(&Library::link().dir().join("libbtrfsutil.so.1"));
+    assert_eq!(ours.len(), 83, "{ours:?}");
+    let missing: Vec<String> = functions(&original()).into_iter().filter(|name| !ours.contains(name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    let of_cargo = functions(&Library::of_cargo().dir().join("libbtrfsutil.so.1"));
+    let mut bare: Vec<&str> = ours.iter().filter_map(|name| name.split('@').next()).collect();
+    bare.sort_unstable();
+    assert_eq!(of_cargo, bare);
+}
