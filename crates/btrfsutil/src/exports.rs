@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use crate::edit::{self, SnapshotKind};
 use crate::failure::{Result, UtilError, UtilFailure};
+use crate::image::FileInImage;
 use crate::info::UtilSubvolumeInfo;
 use crate::iterator::{FoundSubvolume, SubvolumeWalk, WalkOrder};
 use crate::path::split;
@@ -24,10 +25,19 @@ use crate::{search, subvolume};
 /// The opaque `struct btrfs_util_subvolume_iterator` of C programs.
 #[derive(Debug)]
 pub(crate) struct UtilIterator {
-    walk: SubvolumeWalk,
+    state: IteratorState,
     fd: c_int,
     /// The file of `fd`, if this library opened it.
     _own: Option<OwnedFd>,
+}
+
+/// What an iterator finds.
+#[derive(Debug)]
+enum IteratorState {
+    /// Subvolumes that are searched while the caller asks for them.
+    Walk(SubvolumeWalk),
+    /// The subvolumes of an image.
+    List(std::vec::IntoIter<FoundSubvolume>),
 }
 
 /// Defines functions that return `enum btrfs_util_error`. After `=` stands a newer name of the same function.
@@ -135,25 +145,42 @@ unsafe fn qgroups<'a>(address: *const QgroupsToJoin) -> Option<&'a QgroupsToJoin
     unsafe { address.as_ref() }
 }
 
-/// Does work on the file at a path of the caller.
+/// Does work on the file at a path of the caller, or on the file in an image that the path names.
 ///
 /// # Safety
 /// As [`text`].
-unsafe fn at<T>(path: *const c_char, work: impl FnOnce(OpenPlace<'_>) -> Result<T>) -> Result<T> {
+unsafe fn at<T>(
+    path: *const c_char,
+    work: impl FnOnce(OpenPlace<'_>) -> Result<T>,
+    in_image: impl FnOnce(&FileInImage) -> Result<T>,
+) -> Result<T> {
     // SAFETY: the caller keeps the rule of `text`.
-    let fd = place::open(unsafe { text(path) }?)?;
-    work(OpenPlace::of(&fd))
+    let path = unsafe { text(path) }?;
+    match place::open(path) {
+        Ok(fd) => match FileInImage::opened(path, OpenPlace::of(&fd)) {
+            Some(file) => in_image(&file),
+            None => work(OpenPlace::of(&fd)),
+        },
+        Err(failure) => in_image(&FileInImage::missing(path, failure.errno).ok_or(failure)?),
+    }
 }
 
-/// Does work on the directory and the name of a path of the caller.
+/// Does work on the directory and the name of a path of the caller, or on the file in an image that the path names.
 ///
 /// # Safety
 /// As [`text`].
-unsafe fn in_dir(path: *const c_char, work: impl FnOnce(OpenPlace<'_>, &[u8]) -> Result<()>) -> Result<()> {
+unsafe fn in_dir(
+    path: *const c_char,
+    work: impl FnOnce(OpenPlace<'_>, &[u8]) -> Result<()>,
+    in_image: impl FnOnce(&FileInImage) -> Result<()>,
+) -> Result<()> {
     // SAFETY: the caller keeps the rule of `text`.
-    let (dir, name) = split(unsafe { text(path) }?.to_bytes());
-    let dir = place::open_dir(dir)?;
-    work(OpenPlace::of(&dir), name)
+    let path = unsafe { text(path) }?;
+    let (dir, name) = split(path.to_bytes());
+    match place::open_dir(dir) {
+        Ok(dir) => work(OpenPlace::of(&dir), name),
+        Err(failure) => in_image(&FileInImage::missing(path, failure.errno).ok_or(failure)?),
+    }
 }
 
 // SAFETY of all functions below: a C program keeps the rules of the original header. A path is null or a text that ends
@@ -169,7 +196,7 @@ extern "C" fn btrfs_util_strerror(error: u32) -> *const c_char {
 functions! {
     fn btrfs_util_sync = btrfs_util_fs_sync(path: *const c_char) {
         // SAFETY: see above.
-        unsafe { at(path, subvolume::sync) }
+        unsafe { at(path, subvolume::sync, |file| file.generation().map(drop)) }
     }
 
     fn btrfs_util_sync_fd = btrfs_util_fs_sync_fd(fd: c_int) {
@@ -179,7 +206,7 @@ functions! {
 
     fn btrfs_util_start_sync = btrfs_util_fs_start_sync(path: *const c_char, transid: *mut u64) {
         // SAFETY: see above.
-        unsafe { at(path, |place| put_optional(transid, subvolume::start_sync(place)?)) }
+        unsafe { put_optional(transid, at(path, subvolume::start_sync, FileInImage::generation)?) }
     }
 
     fn btrfs_util_start_sync_fd = btrfs_util_fs_start_sync_fd(fd: c_int, transid: *mut u64) {
@@ -189,7 +216,7 @@ functions! {
 
     fn btrfs_util_wait_sync = btrfs_util_fs_wait_sync(path: *const c_char, transid: u64) {
         // SAFETY: see above.
-        unsafe { at(path, |place| subvolume::wait_sync(place, transid)) }
+        unsafe { at(path, |place| subvolume::wait_sync(place, transid), |file| file.wait_sync(transid)) }
     }
 
     fn btrfs_util_wait_sync_fd = btrfs_util_fs_wait_sync_fd(fd: c_int, transid: u64) {
@@ -199,7 +226,18 @@ functions! {
 
     fn btrfs_util_is_subvolume = btrfs_util_subvolume_is_valid(path: *const c_char) {
         // SAFETY: see above.
-        place::check_subvolume_path(unsafe { text(path) }?)
+        let path = unsafe { text(path) }?;
+        let file = match place::check_subvolume_path(path) {
+            Err(failure) if failure.error == UtilError::NotBtrfs => {
+                place::open(path).ok().and_then(|fd| FileInImage::opened(path, OpenPlace::of(&fd)))
+            }
+            Err(failure) => FileInImage::missing(path, failure.errno),
+            Ok(()) => return Ok(()),
+        };
+        match file {
+            Some(file) => file.check_subvolume(),
+            None => place::check_subvolume_path(path),
+        }
     }
 
     fn btrfs_util_is_subvolume_fd = btrfs_util_subvolume_is_valid_fd(fd: c_int) {
@@ -209,7 +247,7 @@ functions! {
 
     fn btrfs_util_subvolume_id = btrfs_util_subvolume_get_id(path: *const c_char, id: *mut u64) {
         // SAFETY: see above.
-        unsafe { at(path, |place| put(id, subvolume::id(place)?)) }
+        unsafe { put(id, at(path, subvolume::id, FileInImage::id)?) }
     }
 
     fn btrfs_util_subvolume_id_fd = btrfs_util_subvolume_get_id_fd(fd: c_int, id: *mut u64) {
@@ -221,7 +259,7 @@ functions! {
         path: *const c_char, id: u64, found: *mut *mut c_char
     ) {
         // SAFETY: see above.
-        unsafe { at(path, |place| put_text(found, &subvolume::path(place, id)?)) }
+        unsafe { put_text(found, &at(path, |place| subvolume::path(place, id), |file| file.subvolume_path(id))?) }
     }
 
     fn btrfs_util_subvolume_path_fd = btrfs_util_subvolume_get_path_fd(
@@ -235,7 +273,7 @@ functions! {
         path: *const c_char, id: u64, info: *mut UtilSubvolumeInfo
     ) {
         // SAFETY: see above.
-        unsafe { at(path, |place| put_optional(info, subvolume::info(place, id)?)) }
+        unsafe { put_optional(info, at(path, |place| subvolume::info(place, id), |file| file.info(id))?) }
     }
 
     fn btrfs_util_subvolume_info_fd = btrfs_util_subvolume_get_info_fd(
@@ -249,7 +287,7 @@ functions! {
         path: *const c_char, read_only: *mut bool
     ) {
         // SAFETY: see above.
-        unsafe { at(path, |place| put(read_only, subvolume::is_read_only(place)?)) }
+        unsafe { put(read_only, at(path, subvolume::is_read_only, FileInImage::is_read_only)?) }
     }
 
     fn btrfs_util_get_subvolume_read_only_fd = btrfs_util_subvolume_get_read_only_fd(
@@ -263,7 +301,7 @@ functions! {
         path: *const c_char, read_only: bool
     ) {
         // SAFETY: see above.
-        unsafe { at(path, |place| subvolume::set_read_only(place, read_only)) }
+        unsafe { at(path, |place| subvolume::set_read_only(place, read_only), |file| file.set_read_only(read_only)) }
     }
 
     fn btrfs_util_set_subvolume_read_only_fd = btrfs_util_subvolume_set_read_only_fd(fd: c_int, read_only: bool) {
@@ -273,7 +311,7 @@ functions! {
 
     fn btrfs_util_get_default_subvolume = btrfs_util_subvolume_get_default(path: *const c_char, id: *mut u64) {
         // SAFETY: see above.
-        unsafe { at(path, |place| put(id, search::default_subvolume(place)?)) }
+        unsafe { put(id, at(path, search::default_subvolume, FileInImage::default_subvolume)?) }
     }
 
     fn btrfs_util_get_default_subvolume_fd = btrfs_util_subvolume_get_default_fd(fd: c_int, id: *mut u64) {
@@ -283,7 +321,7 @@ functions! {
 
     fn btrfs_util_set_default_subvolume = btrfs_util_subvolume_set_default(path: *const c_char, id: u64) {
         // SAFETY: see above.
-        unsafe { at(path, |place| subvolume::set_default(place, id)) }
+        unsafe { at(path, |place| subvolume::set_default(place, id), |file| file.set_default(id)) }
     }
 
     fn btrfs_util_set_default_subvolume_fd = btrfs_util_subvolume_set_default_fd(fd: c_int, id: u64) {
@@ -295,7 +333,10 @@ functions! {
         path: *const c_char, flags: c_int, _unused: *mut u64, inherit: *mut QgroupsToJoin
     ) {
         // SAFETY: see above.
-        unsafe { in_dir(path, |dir, name| create(dir, name, flags, qgroups(inherit))) }
+        let inherit = unsafe { qgroups(inherit) };
+        let in_image = |file: &FileInImage| check_no_flags(flags).and_then(|()| file.create(inherit));
+        // SAFETY: see above.
+        unsafe { in_dir(path, |dir, name| create(dir, name, flags, inherit), in_image) }
     }
 
     fn btrfs_util_create_subvolume_fd = btrfs_util_subvolume_create_fd(
@@ -308,19 +349,30 @@ functions! {
     fn btrfs_util_create_snapshot = btrfs_util_subvolume_snapshot(
         source: *const c_char, path: *const c_char, flags: c_int, _unused: *mut u64, inherit: *mut QgroupsToJoin
     ) {
-        let snapshot = |source: OpenPlace<'_>| {
+        // SAFETY: see above.
+        let inherit = unsafe { qgroups(inherit) };
+        let of_place = |source: OpenPlace<'_>| {
             // SAFETY: see above.
-            unsafe { in_dir(path, |dir, name| snapshot(source, dir, name, flags, qgroups(inherit))) }
+            unsafe { in_dir(path, |dir, name| snapshot(source, dir, name, flags, inherit), |_| Err(elsewhere())) }
+        };
+        let of_image = |source: &FileInImage| {
+            let made = |file: &FileInImage| source.snapshot(file, SnapshotKind::of_flags(flags)?, inherit);
+            // SAFETY: see above.
+            unsafe { in_dir(path, |_, _| Err(elsewhere()), made) }
         };
         // SAFETY: see above.
-        unsafe { at(source, snapshot) }
+        unsafe { at(source, of_place, of_image) }
     }
 
     fn btrfs_util_create_snapshot_fd = btrfs_util_subvolume_snapshot_fd(
         source: c_int, path: *const c_char, flags: c_int, _unused: *mut u64, inherit: *mut QgroupsToJoin
     ) {
         // SAFETY: see above.
-        unsafe { in_dir(path, |dir, name| snapshot(place(source), dir, name, flags, qgroups(inherit))) }
+        unsafe { in_dir(
+            path,
+            |dir, name| snapshot(place(source), dir, name, flags, qgroups(inherit)),
+            |_| Err(elsewhere()),
+        ) }
     }
 
     fn btrfs_util_create_snapshot_fd2 = btrfs_util_subvolume_snapshot_fd2(
@@ -332,7 +384,7 @@ functions! {
 
     fn btrfs_util_delete_subvolume = btrfs_util_subvolume_delete(path: *const c_char, flags: c_int) {
         // SAFETY: see above.
-        unsafe { in_dir(path, |dir, name| delete(dir, name, flags)) }
+        unsafe { in_dir(path, |dir, name| delete(dir, name, flags), |file| file.delete(is_recursive(flags)?)) }
     }
 
     fn btrfs_util_delete_subvolume_fd = btrfs_util_subvolume_delete_fd(
@@ -351,11 +403,7 @@ functions! {
         path: *const c_char, top: u64, flags: c_int, iterator: *mut *mut UtilIterator
     ) {
         // SAFETY: see above.
-        let file = place::open(unsafe { text(path) }?)?;
-        let walk = SubvolumeWalk::new(OpenPlace::of(&file), top, order(flags)?)?;
-        let fd = file.as_raw_fd();
-        // SAFETY: see above.
-        unsafe { put_iterator(iterator, UtilIterator { walk, fd, _own: Some(file) }) }
+        unsafe { put_iterator(iterator, iterator_at(text(path)?, top, flags)?) }
     }
 
     fn btrfs_util_create_subvolume_iterator_fd = btrfs_util_subvolume_iter_create_fd(
@@ -365,7 +413,7 @@ functions! {
         // SAFETY: see above.
         let walk = SubvolumeWalk::new(unsafe { place(fd) }, top, order)?;
         // SAFETY: see above.
-        unsafe { put_iterator(iterator, UtilIterator { walk, fd, _own: None }) }
+        unsafe { put_iterator(iterator, UtilIterator { state: IteratorState::Walk(walk), fd, _own: None }) }
     }
 
     fn btrfs_util_subvolume_iterator_next = btrfs_util_subvolume_iter_next(
@@ -394,14 +442,17 @@ functions! {
         path: *const c_char, ids: *mut *mut u64, count: *mut usize
     ) {
         // SAFETY: see above.
-        unsafe { at(path, |place| put_deleted(place, ids, count)) }
+        unsafe {
+            let of_image = |file: &FileInImage| put(count, 0).and_then(|()| file.deleted());
+            put_ids(ids, count, &at(path, |place| deleted(place, count), of_image)?)
+        }
     }
 
     fn btrfs_util_deleted_subvolumes_fd = btrfs_util_subvolume_list_deleted_fd(
         fd: c_int, ids: *mut *mut u64, count: *mut usize
     ) {
         // SAFETY: see above.
-        unsafe { put_deleted(place(fd), ids, count) }
+        unsafe { put_ids(ids, count, &deleted(place(fd), count)?) }
     }
 
     fn btrfs_util_create_qgroup_inherit = btrfs_util_qgroup_inherit_create(
@@ -506,20 +557,27 @@ unsafe fn put_iterator(address: *mut *mut UtilIterator, iterator: UtilIterator) 
     unsafe { put(address, Box::into_raw(Box::new(iterator))) }
 }
 
-/// Writes the ids of deleted subvolumes.
+/// Lists deleted subvolumes. As in the original, the count is 0 if the search fails.
+///
+/// # Safety
+/// As [`put`].
+unsafe fn deleted(place: OpenPlace<'_>, count: *mut usize) -> Result<Vec<u64>> {
+    // SAFETY: the caller keeps the rule of `put`.
+    unsafe { put(count, 0)? };
+    search::deleted(place)
+}
+
+/// Writes the address of a copy of ids, and their count.
 ///
 /// # Safety
 /// As [`put`], for both addresses.
-unsafe fn put_deleted(place: OpenPlace<'_>, ids: *mut *mut u64, count: *mut usize) -> Result<()> {
+unsafe fn put_ids(ids: *mut *mut u64, count: *mut usize, found: &[u64]) -> Result<()> {
     if ids.is_null() {
         return Err(UtilFailure::invalid());
     }
-    // SAFETY: the caller keeps the rule of `put`.
-    unsafe { put(count, 0)? };
-    let found = search::deleted(place)?;
     let bytes: Vec<u8> = found.iter().flat_map(|id| id.to_ne_bytes()).collect();
     let address = if found.is_empty() { ptr::null_mut() } else { allocated(&bytes, 0)? };
-    // SAFETY: as above. Memory of malloc is aligned for every type.
+    // SAFETY: the caller keeps the rule of `put`. Memory of malloc is aligned for every type.
     unsafe { put(ids, address.cast::<u64>()).and_then(|()| put(count, found.len())) }
 }
 
@@ -534,7 +592,27 @@ unsafe fn next(iterator: *mut UtilIterator, with_info: bool) -> Result<FoundSubv
         let place = place(iterator.fd);
         (iterator, place)
     };
-    iterator.walk.next(place, with_info)?.ok_or_else(|| UtilError::StopIteration.with(Errno::NOENT))
+    let found = match &mut iterator.state {
+        IteratorState::Walk(walk) => walk.next(place, with_info)?,
+        IteratorState::List(list) => list.next(),
+    };
+    found.ok_or_else(|| UtilError::StopIteration.with(Errno::NOENT))
+}
+
+/// Makes an iterator for a path.
+fn iterator_at(path: &CStr, top: u64, flags: c_int) -> Result<UtilIterator> {
+    let list = |file: &FileInImage| Ok(IteratorState::List(file.walk(top, order(flags))?.into_iter()));
+    let (state, file) = match place::open(path) {
+        Ok(fd) => match FileInImage::opened(path, OpenPlace::of(&fd)) {
+            Some(file) => (list(&file)?, fd),
+            None => (IteratorState::Walk(SubvolumeWalk::new(OpenPlace::of(&fd), top, order(flags)?)?), fd),
+        },
+        Err(failure) => {
+            let file = FileInImage::missing(path, failure.errno).ok_or(failure)?;
+            (list(&file)?, file.open_host()?)
+        }
+    };
+    Ok(UtilIterator { state, fd: file.as_raw_fd(), _own: Some(file) })
 }
 
 fn order(flags: c_int) -> Result<WalkOrder> {
@@ -546,10 +624,17 @@ fn order(flags: c_int) -> Result<WalkOrder> {
 }
 
 fn create(dir: OpenPlace<'_>, name: &[u8], flags: c_int, qgroups: Option<&QgroupsToJoin>) -> Result<()> {
-    if flags != 0 {
-        return Err(UtilFailure::invalid());
-    }
+    check_no_flags(flags)?;
     edit::create(dir, name, qgroups)
+}
+
+fn check_no_flags(flags: c_int) -> Result<()> {
+    if flags == 0 { Ok(()) } else { Err(UtilFailure::invalid()) }
+}
+
+/// The source and the place of a snapshot are in different filesystems.
+fn elsewhere() -> UtilFailure {
+    UtilError::SubvolCreateFailed.with(Errno::XDEV)
 }
 
 fn snapshot(
@@ -563,9 +648,13 @@ fn snapshot(
 }
 
 fn delete(dir: OpenPlace<'_>, name: &[u8], flags: c_int) -> Result<()> {
+    edit::delete(dir, name, is_recursive(flags)?)
+}
+
+fn is_recursive(flags: c_int) -> Result<bool> {
     match flags {
-        0 => edit::delete(dir, name, false),
-        1 => edit::delete(dir, name, true),
+        0 => Ok(false),
+        1 => Ok(true),
         _ => Err(UtilFailure::invalid()),
     }
 }

@@ -1,6 +1,7 @@
 //! `struct btrfs_util_subvolume_info`.
 
 use ubtrfs_format::item::Timespec;
+use ubtrfs_fs::SubvolumeInfo;
 
 use crate::ioctl::{u32_at, u64_at};
 use crate::search::RootTreeEntry;
@@ -45,6 +46,29 @@ impl UtilTimespec {
 impl From<Timespec> for UtilTimespec {
     fn from(time: Timespec) -> Self {
         Self { sec: time.sec, nsec: time.nsec.into() }
+    }
+}
+
+impl From<&SubvolumeInfo> for UtilSubvolumeInfo {
+    fn from(info: &SubvolumeInfo) -> Self {
+        Self {
+            id: info.id.0,
+            parent_id: info.parent.map_or(0, |parent| parent.0),
+            dir_id: info.parent.map_or(0, |_| info.dirid.0),
+            flags: info.flags.bits(),
+            uuid: info.uuid.into_bytes(),
+            parent_uuid: info.parent_uuid.into_bytes(),
+            received_uuid: info.received_uuid.into_bytes(),
+            generation: info.generation.0,
+            ctransid: info.ctransid.0,
+            otransid: info.otransid.0,
+            stransid: info.stransid.0,
+            rtransid: info.rtransid.0,
+            ctime: info.ctime.into(),
+            otime: info.otime.into(),
+            stime: info.stime.into(),
+            rtime: info.rtime.into(),
+        }
     }
 }
 

@@ -7,7 +7,8 @@
 //! ```text
 //! C program --> exports --> subvolume, edit, iterator, search --> ioctl --> the btrfs of Linux
 //!                                              |                   \----> FUSE --> server of a mount
-//!                                              \--> control socket of the mount, if an ioctl cannot do it
+//!                       |                       \--> control socket of the mount, if an ioctl cannot do it
+//!                       \--> image --> crate ubtrfs, for a path in an image that is not mounted
 //! ```
 //!
 //! | module      | contents                                                              |
@@ -20,6 +21,7 @@
 //! | `iterator`  | the subvolumes below a subvolume                                      |
 //! | `search`    | the items of the tree of trees                                        |
 //! | `qgroup`    | quota groups that new subvolumes join                                 |
+//! | `image`     | the functions on paths, for images without a mount                    |
 //! | `info`      | `struct btrfs_util_subvolume_info`                                    |
 //! | `path`      | how a path splits                                                     |
 //! | `ioctl`     | the system call                                                       |
@@ -31,6 +33,7 @@ mod edit;
 #[allow(unsafe_code, reason = "C programs pass addresses and descriptors")]
 mod exports;
 mod failure;
+mod image;
 mod info;
 mod ioctl;
 mod iterator;

@@ -90,7 +90,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "ubtrfs-fuse",
         ],
     ),
-    ("ubtrfs-btrfsutil", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-fs", "ubtrfs-control"]),
+    ("ubtrfs-btrfsutil", &["ubtrfs-format", "ubtrfs-fs", "ubtrfs-control"]),
     ("ubtrfs-bench", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-fs", "ubtrfs-control", "ubtrfs-fuse"]),
     (
         "ubtrfs-testkit",

@@ -399,7 +399,9 @@ impl Filesystem {
         self.shared.mounted.store(true, std::sync::atomic::Ordering::Release);
     }
 
-    pub(crate) fn engine(&self) -> &Arc<Fs> {
+    /// The engine, for crates of this workspace.
+    #[doc(hidden)]
+    pub fn engine(&self) -> &Arc<Fs> {
         &self.shared.fs
     }
 

@@ -139,3 +139,27 @@ fn the_functions_are_those_of_the_original() {
     bare.sort_unstable();
     assert_eq!(of_cargo, bare);
 }
+
+#[test]
+fn paths_in_an_image_get_the_results_of_paths_in_a_mount() {
+    if !ready() {
+        return;
+    }
+    let dir = TempDir::with_prefix("ubtrfs-btrfsutil-").unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let (paths, library, image) = (compile("paths", dir.path()), Library::link(), image());
+    fs::set_permissions(library.dir(), fs::Permissions::from_mode(0o755)).unwrap();
+    let theirs = on_linux(&image, |mount| output_of(&[paths.as_os_str(), mount.as_os_str()], None));
+    assert!(theirs.lines().count() > 300, "{theirs}");
+    // Another user than root, who may write to the image.
+    let setpriv = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"].map(OsStr::new);
+    for user in [&[][..], &setpriv] {
+        let copy = dir.path().join("disk.img");
+        fs::copy(image.path(), &copy).unwrap();
+        fs::set_permissions(&copy, fs::Permissions::from_mode(0o666)).unwrap();
+        let prefix = format!("{}:", copy.display());
+        let words: Vec<&OsStr> = user.iter().copied().chain([paths.as_os_str(), OsStr::new(&prefix)]).collect();
+        assert_equal(&output_of(&words, Some(library.dir())), &theirs, &format!("{user:?}"));
+        btrfs_check(&copy).unwrap();
+    }
+}
