@@ -4,10 +4,12 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::thread;
+use std::time::Duration;
 
 use tempfile::TempDir;
-use ubtrfs::fuse::{MountConfig, unmount};
+use ubtrfs::fuse::{Mount, MountConfig, unmount};
 use ubtrfs::{Filesystem, MountOptions};
 use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run};
 
@@ -61,21 +63,27 @@ fn on_linux(image: &Image, work: impl FnOnce(&Path) -> String) -> String {
     output
 }
 
-/// Runs work in our mount of a copy of an image, and checks the image after it.
-fn on_ubtrfs(image: &Image, work: impl FnOnce(&Path) -> String) -> String {
+/// Runs work in our mount of a copy of an image, and checks the image after it. The work gets the paths of the mount and of
+/// the copy.
+fn on_ubtrfs(image: &Image, work: impl FnOnce(&Path, &Path) -> String) -> String {
     let copy = Image::copy_of(image.path()).unwrap();
     let dir = TempDir::with_prefix("ubtrfs-btrfsutil-").unwrap();
-    let options = MountOptions { track_lookups: true, ..MountOptions::default() };
-    let fs = Filesystem::open_image_with(copy.path(), options).unwrap();
-    let config = MountConfig { fsname: "test".to_owned(), allow_other: true, ..MountConfig::default() };
-    let mount = fs.mount(dir.path(), &config).unwrap();
-    let server = thread::spawn(move || mount.run());
-    let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(dir.path())));
+    let server = mounted(copy.path(), dir.path());
+    let server = thread::spawn(move || server.run());
+    let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(dir.path(), copy.path())));
     unmount(dir.path(), worked.is_err()).unwrap();
     server.join().unwrap().unwrap();
     let output = worked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     btrfs_check(copy.path()).unwrap();
     output
+}
+
+/// Mounts an image.
+fn mounted(image: &Path, dir: &Path) -> Mount {
+    let options = MountOptions { track_lookups: true, ..MountOptions::default() };
+    let fs = Filesystem::open_image_with(image, options).unwrap();
+    let config = MountConfig { fsname: "test".to_owned(), allow_other: true, ..MountConfig::default() };
+    fs.mount(dir, &config).unwrap()
 }
 
 /// Compares the output of a program with the original library on Linux, with ours on Linux, and with ours on our mount.
@@ -89,7 +97,7 @@ fn compare(program: &[&OsStr], min_lines: usize) {
     assert!(theirs.lines().count() >= min_lines, "{theirs}");
     let ours = on_linux(&image, |dir| call(dir, Some(library.dir())));
     assert_equal(&ours, &theirs, "on the btrfs of Linux");
-    let ours = on_ubtrfs(&image, |dir| call(dir, Some(library.dir())));
+    let ours = on_ubtrfs(&image, |dir, _| call(dir, Some(library.dir())));
     assert_equal(&ours, &theirs, "on our mount");
 }
 
@@ -123,6 +131,15 @@ fn the_original_python_module_gets_equal_results() {
     }
     let Some(python) = capability::python_with("btrfsutil") else { return };
     compare(&[OsStr::new(&python), program("bindings.py").as_os_str()], 150);
+}
+
+#[test]
+fn many_and_deep_subvolumes_are_found_and_deleted() {
+    if !ready() {
+        return;
+    }
+    let Some(python) = capability::python_with("btrfsutil") else { return };
+    compare(&[OsStr::new(&python), program("many.py").as_os_str()], 12);
 }
 
 #[test]
@@ -162,4 +179,63 @@ fn paths_in_an_image_get_the_results_of_paths_in_a_mount() {
         assert_equal(&output_of(&words, Some(library.dir())), &theirs, &format!("{user:?}"));
         btrfs_check(&copy).unwrap();
     }
+}
+
+#[test]
+fn null_pointers_and_images_in_use_are_refused_and_newer_names_work() {
+    if !ready() {
+        return;
+    }
+    let library = Library::link();
+    let path = library.dir().join("libbtrfsutil.so.1");
+    let output = on_ubtrfs(&Image::kernel_made(256 << 20, &[]).unwrap(), |dir, image| {
+        let program = program("interface.py");
+        let words = [program.as_path(), &path, dir, image].map(Path::as_os_str);
+        output_of(&[&[OsStr::new("python3")], &words[..]].concat(), None)
+    });
+    assert_eq!(output, "['snapshot']\ndone\n");
+}
+
+/// The variables that make the next test the server of a mount: the image, and the directory.
+const SERVER: [&str; 2] = ["UBTRFS_BTRFSUTIL_IMAGE", "UBTRFS_BTRFSUTIL_DIR"];
+
+#[test]
+fn a_server_that_does_not_see_the_process_makes_snapshots_through_its_socket() {
+    if let [Some(image), Some(dir)] = SERVER.map(std::env::var_os) {
+        mounted(Path::new(&image), Path::new(&dir)).run().unwrap();
+        return;
+    }
+    if !ready() || !capability::program("unshare") {
+        return;
+    }
+    let Some(python) = capability::python_with("btrfsutil") else { return };
+    let (library, image) = (Library::link(), Image::kernel_made(256 << 20, &[]).unwrap());
+    let dir = TempDir::with_prefix("ubtrfs-btrfsutil-").unwrap();
+    let name = "compare::a_server_that_does_not_see_the_process_makes_snapshots_through_its_socket";
+    let mut server = Command::new("unshare")
+        .args(["--pid", "--fork", "--kill-child"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", name])
+        .envs([(SERVER[0], image.path()), (SERVER[1], dir.path())])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let is_mounted = || fs::read_to_string("/proc/mounts").unwrap().contains(dir.path().to_str().unwrap());
+    for _ in 0..200 {
+        if is_mounted() {
+            break;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    let code = "import btrfsutil, os, sys; os.chdir(sys.argv[1]); btrfsutil.create_subvolume('a'); \
+                open('a/f', 'w').write('text'); btrfsutil.create_snapshot('a', 'b', read_only=True); \
+                btrfsutil.create_subvolume('c', qgroup_inherit=btrfsutil.QgroupInherit()); \
+                print(open('b/f').read(), btrfsutil.get_subvolume_read_only('b'), sorted(os.listdir('.')))";
+    let words = [OsStr::new(&python), OsStr::new("-c"), OsStr::new(code), dir.path().as_os_str()];
+    let called = std::panic::catch_unwind(|| output_of(&words, Some(library.dir())));
+    unmount(dir.path(), called.is_err()).unwrap();
+    assert!(server.wait().unwrap().success());
+    let output = called.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    assert_eq!(output, "text True ['a', 'b', 'c']\n");
+    btrfs_check(image.path()).unwrap();
 }
