@@ -7,7 +7,6 @@
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
-use rustix::fs::Mode;
 use rustix::io::Errno;
 use ubtrfs_control::subvolume::Request;
 use ubtrfs_control::{Channel, CommandFailure, OpenedFile};
@@ -132,11 +131,11 @@ fn path_of(place: OpenPlace<'_>) -> std::result::Result<PathBuf, Errno> {
     place.fd().map(|fd| PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd())))
 }
 
-/// The umask of this process.
+/// The umask of this process. The system call would change it for a moment, for all threads.
 fn umask() -> u32 {
-    let umask = rustix::process::umask(Mode::from_raw_mode(0o077));
-    rustix::process::umask(umask);
-    umask.as_raw_mode()
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let found = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    found.and_then(|digits| u32::from_str_radix(digits.trim(), 8).ok()).unwrap_or(0o022)
 }
 
 /// Deletes a subvolume; with `recursive`, first the subvolumes below it.

@@ -1,4 +1,4 @@
-//! libbtrfsutil.so.1: the C library by which programs such as snapper manage subvolumes.
+//! libbtrfsutil.so.1: the C library by which programs such as python3-btrfsutil manage subvolumes.
 //!
 //! The original library refuses a mount of ubtrfs, because `statfs` shows FUSE's type for it. Programs that are linked
 //! with the original work on the btrfs of Linux and in mounts of ubtrfs with this library in its place. Functions,

@@ -61,7 +61,9 @@ impl<'a> OpenPlace<'a> {
     }
 
     fn open_with(self, path: &[u8], flags: OFlags) -> Result<OwnedFd> {
-        let opened = self.fd().and_then(|fd| openat(fd, path, flags | OPEN, Mode::empty()));
+        // The kernel looks at the path first.
+        let fd = if path.is_empty() { Err(Errno::NOENT) } else { self.fd() };
+        let opened = fd.and_then(|fd| openat(fd, path, flags | OPEN, Mode::empty()));
         opened.map_err(|errno| UtilError::OpenFailed.with(errno))
     }
 

@@ -23,7 +23,7 @@
 //!
 //! The root of the FUSE filesystem is the root directory of the first mounted subvolume or, if the mounts show several
 //! subvolumes, the top level. Among the root directories of subvolumes, only the root directory of the first mounted
-//! subvolume has `st_ino` 256.
+//! subvolume has `st_ino` 256. Crate `btrfsutil` recognises the others by the forms above.
 //!
 //! Invariants:
 //! - N1. The mapping is one to one for the lifetime of the mount. An id that [`NodeIds::node`] cannot have made is

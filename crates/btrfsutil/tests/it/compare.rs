@@ -54,10 +54,10 @@ fn image() -> Image {
     image
 }
 
-/// Runs work in Linux's mount of a copy of an image.
-fn on_linux(image: &Image, work: impl FnOnce(&Path) -> String) -> String {
+/// Runs work in Linux's mount of a copy of an image, with mount options.
+fn on_linux(image: &Image, options: &str, work: impl FnOnce(&Path) -> String) -> String {
     let copy = Image::copy_of(image.path()).unwrap();
-    let linux = LoopMount::new(copy.path(), "").unwrap();
+    let linux = LoopMount::new(copy.path(), options).unwrap();
     let output = work(linux.path());
     linux.close().unwrap();
     output
@@ -65,11 +65,12 @@ fn on_linux(image: &Image, work: impl FnOnce(&Path) -> String) -> String {
 
 /// Runs work in our mount of a copy of an image, and checks the image after it. The work gets the paths of the mount and of
 /// the copy.
-fn on_ubtrfs(image: &Image, work: impl FnOnce(&Path, &Path) -> String) -> String {
+fn on_ubtrfs(image: &Image, options: &str, work: impl FnOnce(&Path, &Path) -> String) -> String {
     let copy = Image::copy_of(image.path()).unwrap();
     let dir = TempDir::with_prefix("ubtrfs-btrfsutil-").unwrap();
-    let server = mounted(copy.path(), dir.path());
+    let server = mounted(copy.path(), options, dir.path());
     let server = thread::spawn(move || server.run());
+    await_mount(dir.path());
     let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(dir.path(), copy.path())));
     unmount(dir.path(), worked.is_err()).unwrap();
     server.join().unwrap().unwrap();
@@ -78,26 +79,37 @@ fn on_ubtrfs(image: &Image, work: impl FnOnce(&Path, &Path) -> String) -> String
     output
 }
 
-/// Mounts an image.
-fn mounted(image: &Path, dir: &Path) -> Mount {
-    let options = MountOptions { track_lookups: true, ..MountOptions::default() };
+/// Waits until something is mounted on the directory. The server itself mounts a subvolume.
+fn await_mount(dir: &Path) {
+    for _ in 0..400 {
+        if fs::read_to_string("/proc/mounts").unwrap().contains(dir.to_str().unwrap()) {
+            return;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    panic!("nothing was mounted on {}", dir.display());
+}
+
+/// Prepares the mount of an image.
+fn mounted(image: &Path, options: &str, dir: &Path) -> Mount {
+    let options = MountOptions { track_lookups: true, ..MountOptions::parse(options).unwrap() };
     let fs = Filesystem::open_image_with(image, options).unwrap();
     let config = MountConfig { fsname: "test".to_owned(), allow_other: true, ..MountConfig::default() };
     fs.mount(dir, &config).unwrap()
 }
 
 /// Compares the output of a program with the original library on Linux, with ours on Linux, and with ours on our mount.
-fn compare(program: &[&OsStr], min_lines: usize) {
+fn compare(program: &[&OsStr], min_lines: usize, options: &str) {
     let (image, library) = (image(), Library::link());
     let call = |dir: &Path, library| {
         let words: Vec<&OsStr> = program.iter().copied().chain([dir.as_os_str()]).collect();
         output_of(&words, library)
     };
-    let theirs = on_linux(&image, |dir| call(dir, None));
+    let theirs = on_linux(&image, options, |dir| call(dir, None));
     assert!(theirs.lines().count() >= min_lines, "{theirs}");
-    let ours = on_linux(&image, |dir| call(dir, Some(library.dir())));
+    let ours = on_linux(&image, options, |dir| call(dir, Some(library.dir())));
     assert_equal(&ours, &theirs, "on the btrfs of Linux");
-    let ours = on_ubtrfs(&image, |dir, _| call(dir, Some(library.dir())));
+    let ours = on_ubtrfs(&image, options, |dir, _| call(dir, Some(library.dir())));
     assert_equal(&ours, &theirs, "on our mount");
 }
 
@@ -121,7 +133,8 @@ fn a_program_of_the_original_header_gets_equal_results() {
     }
     let dir = TempDir::with_prefix("ubtrfs-btrfsutil-").unwrap();
     let calls = compile("calls", dir.path());
-    compare(&[calls.as_os_str()], 5000);
+    compare(&[calls.as_os_str()], 5000, "");
+    compare(&[calls.as_os_str()], 3000, "subvol=a");
 }
 
 #[test]
@@ -130,7 +143,7 @@ fn the_original_python_module_gets_equal_results() {
         return;
     }
     let Some(python) = capability::python_with("btrfsutil") else { return };
-    compare(&[OsStr::new(&python), program("bindings.py").as_os_str()], 150);
+    compare(&[OsStr::new(&python), program("bindings.py").as_os_str()], 150, "");
 }
 
 #[test]
@@ -139,7 +152,7 @@ fn many_and_deep_subvolumes_are_found_and_deleted() {
         return;
     }
     let Some(python) = capability::python_with("btrfsutil") else { return };
-    compare(&[OsStr::new(&python), program("many.py").as_os_str()], 12);
+    compare(&[OsStr::new(&python), program("many.py").as_os_str()], 12, "");
 }
 
 #[test]
@@ -166,7 +179,7 @@ fn paths_in_an_image_get_the_results_of_paths_in_a_mount() {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let (paths, library, image) = (compile("paths", dir.path()), Library::link(), image());
     fs::set_permissions(library.dir(), fs::Permissions::from_mode(0o755)).unwrap();
-    let theirs = on_linux(&image, |mount| output_of(&[paths.as_os_str(), mount.as_os_str()], None));
+    let theirs = on_linux(&image, "", |mount| output_of(&[paths.as_os_str(), mount.as_os_str()], None));
     assert!(theirs.lines().count() > 300, "{theirs}");
     // Another user than root, who may write to the image.
     let setpriv = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"].map(OsStr::new);
@@ -188,7 +201,7 @@ fn null_pointers_and_images_in_use_are_refused_and_newer_names_work() {
     }
     let library = Library::link();
     let path = library.dir().join("libbtrfsutil.so.1");
-    let output = on_ubtrfs(&Image::kernel_made(256 << 20, &[]).unwrap(), |dir, image| {
+    let output = on_ubtrfs(&Image::kernel_made(256 << 20, &[]).unwrap(), "", |dir, image| {
         let program = program("interface.py");
         let words = [program.as_path(), &path, dir, image].map(Path::as_os_str);
         output_of(&[&[OsStr::new("python3")], &words[..]].concat(), None)
@@ -202,7 +215,7 @@ const SERVER: [&str; 2] = ["UBTRFS_BTRFSUTIL_IMAGE", "UBTRFS_BTRFSUTIL_DIR"];
 #[test]
 fn a_server_that_does_not_see_the_process_makes_snapshots_through_its_socket() {
     if let [Some(image), Some(dir)] = SERVER.map(std::env::var_os) {
-        mounted(Path::new(&image), Path::new(&dir)).run().unwrap();
+        mounted(Path::new(&image), "", Path::new(&dir)).run().unwrap();
         return;
     }
     if !ready() || !capability::program("unshare") {
@@ -220,13 +233,7 @@ fn a_server_that_does_not_see_the_process_makes_snapshots_through_its_socket() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let is_mounted = || fs::read_to_string("/proc/mounts").unwrap().contains(dir.path().to_str().unwrap());
-    for _ in 0..200 {
-        if is_mounted() {
-            break;
-        }
-        thread::sleep(Duration::from_millis(50));
-    }
+    await_mount(dir.path());
     let code = "import btrfsutil, os, sys; os.chdir(sys.argv[1]); btrfsutil.create_subvolume('a'); \
                 open('a/f', 'w').write('text'); btrfsutil.create_snapshot('a', 'b', read_only=True); \
                 btrfsutil.create_subvolume('c', qgroup_inherit=btrfsutil.QgroupInherit()); \

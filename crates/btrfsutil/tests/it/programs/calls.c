@@ -68,9 +68,9 @@ static void print_info(const struct btrfs_util_subvolume_info *info)
 		printf("  otransid %lu stransid %lu otime %ld.%09ld stime %ld.%09ld\n", info->otransid, info->stransid,
 		       info->otime.tv_sec, info->otime.tv_nsec, info->stime.tv_sec, info->stime.tv_nsec);
 	}
-	printf("  uuids %d %d %d transids %d %d %d %d %d times %d %d %d %d\n", is_zero(info->uuid),
+	printf("  uuids %d %d %d transids %d %d %d %d times %d %d %d %d\n", is_zero(info->uuid),
 	       is_zero(info->parent_uuid), is_zero(info->received_uuid), info->otransid <= info->generation,
-	       is_user || info->ctransid <= info->generation, is_user || info->otransid <= info->ctransid, info->stransid != 0,
+	       is_user || info->ctransid <= info->generation, info->stransid != 0,
 	       info->rtransid != 0, info->otime.tv_sec != 0, info->ctime.tv_sec != 0,
 	       info->stime.tv_sec != 0, info->rtime.tv_sec != 0);
 }
