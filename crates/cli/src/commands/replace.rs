@@ -60,7 +60,7 @@ struct ReplaceStartArgs {
     /// Do not discard the content of the new device first
     #[arg(short = 'K', long)]
     nodiscard: bool,
-    /// Accepted for compatibility with btrfs-progs; the command always waits for other changes of devices
+    /// If another replacement is running, wait for its end. The command always waits for other changes of devices
     #[arg(long)]
     enqueue: bool,
     /// Print the result as JSON (with -B)
@@ -114,6 +114,8 @@ struct CancelArgs {
 const UNCORRECTABLE: u8 = 3;
 /// The exit status of `cancel` if nothing is running.
 const NOT_RUNNING: u8 = 2;
+/// How often a queued replacement looks whether the running one has ended.
+const QUEUE_WAIT: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
@@ -135,6 +137,9 @@ fn start(args: &ReplaceStartArgs) -> anyhow::Result<ExitCode> {
     }
     let detached = args.detached.then(|| Detached::new(format!("replacement of a device of {}", target.filesystem())));
     let report = with_served(&target, &options, ImageWork::Replacement, |channel| {
+        while args.enqueue && matches!(target, CommandTarget::Mounted(_)) && is_running(&ask(channel, &target)?) {
+            std::thread::sleep(QUEUE_WAIT);
+        }
         let devids = devids_of(channel, &target, std::slice::from_ref(&args.old))?;
         let devid = *devids.first().context("one device was named")?;
         if is_begun(&ask(channel, &target)?, devid) {
@@ -205,6 +210,10 @@ fn is_begun(now: &Response, of: u64) -> bool {
     }
 }
 
+fn is_running(now: &Response) -> bool {
+    matches!(now, Response::Running(_))
+}
+
 fn is_unfinished(last: &Last) -> bool {
     matches!(last.state, DevReplaceItem::STARTED | DevReplaceItem::SUSPENDED)
 }
@@ -262,6 +271,7 @@ fn start_in_background(args: &ReplaceStartArgs, target: &CommandTarget) -> anyho
     again.extend(args.force.then(|| "-f".into()));
     again.extend(args.avoid_source.then(|| "-r".into()));
     again.extend(args.nodiscard.then(|| "-K".into()));
+    again.extend(args.enqueue.then(|| "--enqueue".into()));
     again.push("--".into());
     again.extend([args.old.clone(), args.new.clone()].map(PathBuf::into_os_string));
     again.push(std::ffi::OsStr::from_bytes(&args.path.bytes()).to_owned());
@@ -278,7 +288,7 @@ fn status(args: ReplaceStatusArgs) -> anyhow::Result<ExitCode> {
     let target = args.path.or_image().or_its_mount();
     loop {
         let now = with_running(&target, &args.image, ImageUse::Read, |channel| ask(channel, &target))?;
-        let is_running = matches!(now, Response::Running(_));
+        let is_running = is_running(&now);
         if args.json {
             print_json(&json_of(&now))?;
         } else {

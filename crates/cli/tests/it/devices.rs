@@ -227,6 +227,29 @@ fn a_device_of_a_mount_is_replaced_in_the_background() {
     assert_eq!(ok(ubtrfs(["replace", "status", "-1", &b])), theirs);
 }
 
+/// Without `--enqueue`, a second replacement is refused. With it, the command returns when its own one has begun.
+#[test]
+fn an_enqueued_replacement_waits_for_the_running_one() {
+    if !capability::fuse() || !capability::kernel_oracle() {
+        return;
+    }
+    let bed = Bed::new();
+    let [a, b, m] = ["a.img", "b.img", "m"].map(|name| bed.at(name));
+    ok(ubtrfs(["mkfs", "-q", "-b", "500M", "-d", "raid1", "-m", "raid1", &a, &b]));
+    let [c, d] = ["c.img", "d.img"].map(|name| bed.blank(name, 500));
+    ok(ubtrfs(["mount", "--no-sandbox", &a, &m]));
+    for name in ["one", "two", "three", "four", "five", "six", "seven"] {
+        bed.write(&name.repeat(4));
+    }
+    ok(ubtrfs(["sync", &m]));
+    ok(ubtrfs(["replace", "start", "1", &c, &m]));
+    ok(ubtrfs(["replace", "start", "--enqueue", "-B", "2", &d, &m]));
+    let status = ok(ubtrfs(["replace", "status", "-1", &m]));
+    assert!(status.contains("finished on"), "{status}");
+    ok(ubtrfs(["umount", &m]));
+    bed.judge(&["c.img", "d.img"], &["oneoneoneone", "sevensevensevenseven"]);
+}
+
 /// Begins to replace device 1 by another one, and suspends that.
 fn interrupted(images: &[&str], new: &str) {
     let open = |path: &str| Arc::new(FileDevice::open(path.as_ref(), Access::ReadWrite).unwrap()) as Arc<dyn Device>;
