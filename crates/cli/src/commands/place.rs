@@ -232,7 +232,7 @@ pub(crate) fn holds_btrfs(path: &Path) -> bool {
 }
 
 /// Works like [`holds_btrfs`], for a file that is open.
-pub(crate) fn is_btrfs(file: &File) -> bool {
+fn is_btrfs(file: &File) -> bool {
     let mut found = [0; MAGIC.len()];
     let read = file.read_exact_at(&mut found, SUPERBLOCK_OFFSETS[0] + MAGIC_OFFSET as u64);
     read.is_ok() && found == MAGIC

@@ -374,3 +374,43 @@ fn a_remount_may_name_any_device() {
     refused(&ubtrfs(["mount", "-o", "remount,ro", &array.at("copy.img"), &m]), &["a.img", "copy.img"]);
     ok(ubtrfs(["umount", &m]));
 }
+
+#[test]
+fn a_resize_works_on_the_file_of_its_device_and_on_no_other() {
+    let array = Array(TempDir::with_prefix("ubtrfs-array-").unwrap());
+    // Names are escaped in messages.
+    let [a, b] = ["a.img", "b\t.img"].map(|name| array.at(name));
+    ok(ubtrfs(["mkfs", "-q", "-b", "400M", "-d", "raid1", "-m", "raid1", &a, &b]));
+    let sizes = || [&a, &b].map(|path| fs::metadata(path).unwrap().len() >> 20);
+    let resize = |words: &[&str]| ubtrfs(["filesystem", "resize"].iter().chain(words).copied());
+    assert_eq!(ok(resize(&["2:+100M", &a])), "device 2: 419430400 -> 524288000 bytes\n");
+    assert_eq!(sizes(), [400, 500]);
+    assert_eq!(ok(resize(&["600M", &b])), "device 1: 419430400 -> 629145600 bytes\n");
+    assert_eq!(sizes(), [600, 500]);
+    fs::File::options().write(true).open(&b).unwrap().set_len(700 << 20).unwrap();
+    ok(resize(&["2:+50M", &a]));
+    assert_eq!(sizes(), [600, 700]);
+    ok(resize(&["--truncate", "2:200M", &a]));
+    assert_eq!(sizes(), [600, 200]);
+    ok(resize(&["--truncate", "2:min", &a]));
+    ok(resize(&["2:200M", &a]));
+    assert_eq!(sizes(), [600, 200]);
+    // What is refused changes nothing.
+    for words in [&["3:+100M", &a][..], &["2:+9E", &a], &["2:10M", &a], &["--truncate", "3:100M", &b]] {
+        refused(&resize(words), &["device"]);
+        assert_eq!(sizes(), [600, 200], "{words:?}");
+    }
+    // The device may lie elsewhere, and one that is missing stays missing.
+    fs::create_dir(array.path("away")).unwrap();
+    let away = array.at("away/b.img");
+    fs::rename(&b, &away).unwrap();
+    refused(&resize(&["2:+100M", &a]), &["missing", "-o degraded"]);
+    assert_eq!(fs::metadata(&a).unwrap().len() >> 20, 600);
+    ok(resize(&["-o", &format!("device={away}"), "2:+100M", &a]));
+    assert_eq!(fs::metadata(&away).unwrap().len() >> 20, 300);
+    let degraded = resize(&["-o", "degraded", "2:+100M", &a]);
+    refused(&degraded, &["device 2"]);
+    assert!(resize(&["-o", "degraded", "1:+10M", &a]).status.success());
+    assert_eq!(fs::metadata(&a).unwrap().len() >> 20, 610);
+    judged(&[&a]);
+}

@@ -1,7 +1,8 @@
 //! `ubtrfs filesystem resize [DEVID:][+|-]SIZE|max|min|cancel PATH|IMAGE`
 
 use std::fs::File;
-use std::path::Path;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
@@ -11,13 +12,13 @@ use ubtrfs_control::device::{NewSize, Request, Response};
 use ubtrfs_control::{Channel, CommandFailure, ImageWork, filesystem, open_image};
 use ubtrfs_device::{Access, Device};
 use ubtrfs_format::DevId;
-use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 use ubtrfs_volumes::DEVICE_RESERVED;
 
 use super::call;
-use crate::commands::device::unexpected;
-use crate::commands::offline::{ImageOptions, ImageUse, open_device};
-use crate::commands::place::{CommandTarget, is_btrfs};
+use crate::commands::device::{superblock_of, unexpected};
+use crate::commands::offline::{ImageOptions, ImageUse, members_of, open_device};
+use crate::commands::place::CommandTarget;
 use crate::commands::served::{until_closed, with_running, with_served};
 use crate::common::{Shown, format_size, parse_size, print_out};
 use crate::job::with_progress_in_bytes;
@@ -47,6 +48,8 @@ pub(crate) struct Args {
     /// Print the sizes as JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    image: ImageOptions,
 }
 
 /// The wanted size of a device.
@@ -81,18 +84,24 @@ fn parse(text: &str) -> anyhow::Result<(u64, WantedSize)> {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.size == "cancel" {
-        return cancel(&filesystem(args)?).map(|()| ExitCode::SUCCESS);
+        return cancel(&filesystem(args)?, &args.image).map(|()| ExitCode::SUCCESS);
     }
     let (devid, to) = parse(&args.size)?;
     let target = filesystem(args)?;
-    let image = image_to_truncate(args, &target)?;
-    let now = with_served(&target, &ImageOptions::default(), ImageWork::Resize, |channel| {
+    if let (true, CommandTarget::Mounted(_)) = (args.truncate, &target) {
+        bail!("{target} is in a mount; resize it without --truncate, unmount it, and repeat the command on the image");
+    }
+    let (member, now) = with_served(&target, &args.image, ImageWork::Resize, |channel| {
+        let member = member_path(channel, &target, &args.image, devid)?;
+        if args.truncate {
+            refuse_block_device(member.as_deref())?;
+        }
         if is_progs() {
             print_out(&announcement(channel, &target, devid, &args.size, to)?)?;
         }
         let (before, now) = match to {
             WantedSize::Size(size) => {
-                enlarge_file(channel, &target, devid, size)?;
+                enlarge_file(channel, member.as_deref(), devid, size)?;
                 resize(channel, &target, devid, size)?
             }
             WantedSize::Min => shrink_to_least(channel, &target, devid)?,
@@ -102,10 +111,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             true => format!("{}\n", json!({ "devid": devid, "before_bytes": before, "now_bytes": now })),
             false => format!("device {devid}: {before} -> {now} bytes\n"),
         })?;
-        Ok(now)
+        Ok((member, now))
     })?;
-    if let Some(image) = image {
-        truncate(image, devid, now)?;
+    if let Some(member) = member.filter(|_| args.truncate) {
+        truncate(&member, devid, now)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -140,15 +149,37 @@ fn announcement(
     Ok(format!("Resize device id {devid} ({path}) from {} to {size}\n", format_size(device.total)))
 }
 
-/// Makes the file of an image larger if the new size needs it. The image is open and locked, so no other program changes
+/// The file or block device of a member of an image that is not mounted. `None` in a mount, and for a member that is
+/// missing or of a seed: it cannot be resized.
+fn member_path(
+    channel: &Channel<'_>,
+    target: &CommandTarget,
+    options: &ImageOptions,
+    devid: u64,
+) -> anyhow::Result<Option<PathBuf>> {
+    let (CommandTarget::Image(at), Channel::Image { fs, .. }) = (target, channel) else { return Ok(None) };
+    let device = device(channel, target, devid)?;
+    if device.is_none_or(|device| device.is_seed || device.path.is_none()) {
+        return Ok(None);
+    }
+    let fsid = fs.superblock().fsid;
+    let is_it = |path: &PathBuf| superblock_of(path).is_ok_and(|own| own.fsid == fsid && own.dev_item.devid.0 == devid);
+    Ok(members_of(&at.image, options)?.into_iter().find(is_it))
+}
+
+/// Makes the file of a member larger if the new size needs it. The member is open and locked, so no other program changes
 /// it meanwhile.
-fn enlarge_file(channel: &Channel<'_>, target: &CommandTarget, devid: u64, to: NewSize) -> anyhow::Result<()> {
-    let (CommandTarget::Image(at), Some(bytes)) = (target, wanted(channel, devid, to)) else { return Ok(()) };
-    let image = &at.image;
-    let cannot = || format!("cannot make {} larger", image.shown());
-    // By now, another file may have the image's name.
-    let file = File::from(open_image(image, true).with_context(cannot)?);
-    if !is_btrfs(&file) {
+fn enlarge_file(channel: &Channel<'_>, member: Option<&Path>, devid: u64, to: NewSize) -> anyhow::Result<()> {
+    let (Channel::Image { fs, .. }, Some(path), Some(bytes)) = (channel, member, wanted(channel, devid, to)) else {
+        return Ok(());
+    };
+    let cannot = || format!("cannot make {} larger", path.shown());
+    // By now, another file may have the name.
+    let file = File::from(open_image(path, true).with_context(cannot)?);
+    let mut raw = vec![0; SUPERBLOCK_SIZE];
+    file.read_exact_at(&mut raw, SUPERBLOCK_OFFSETS[0]).with_context(cannot)?;
+    let own = Superblock::decode(&raw).with_context(cannot)?;
+    if (own.magic, own.fsid, own.dev_item.devid.0) != (MAGIC, fs.superblock().fsid, devid) {
         return Err(anyhow!("another file took its name")).with_context(cannot);
     }
     let metadata = file.metadata().with_context(cannot)?;
@@ -260,19 +291,13 @@ fn needed(channel: &Channel<'_>, target: &CommandTarget, devid: u64) -> anyhow::
     Ok(groups.map_or(u64::MAX, |groups| groups.iter().map(used_of).sum::<u64>().saturating_add(DEVICE_RESERVED)))
 }
 
-/// The image file that is truncated after the resize; `None` if that was not asked for.
-fn image_to_truncate<'t>(args: &Args, target: &'t CommandTarget) -> anyhow::Result<Option<&'t Path>> {
-    match target {
-        _ if !args.truncate => Ok(None),
-        CommandTarget::Image(at) if std::fs::metadata(&at.image).is_ok_and(|meta| !meta.is_file()) => {
-            bail!("{} is not a file, so it cannot be truncated; omit --truncate", at.image.shown())
+/// Fails if a member cannot be truncated.
+fn refuse_block_device(member: Option<&Path>) -> anyhow::Result<()> {
+    match member {
+        Some(path) if std::fs::metadata(path).is_ok_and(|meta| !meta.is_file()) => {
+            bail!("{} is not a file, so it cannot be truncated; omit --truncate", path.shown())
         }
-        CommandTarget::Image(at) => Ok(Some(&at.image)),
-        CommandTarget::Mounted(_) => {
-            bail!(
-                "{target} is in a mount; resize it without --truncate, unmount it, and repeat the command on the image"
-            )
-        }
+        _ => Ok(()),
     }
 }
 
@@ -281,9 +306,7 @@ fn image_to_truncate<'t>(args: &Args, target: &'t CommandTarget) -> anyhow::Resu
 fn truncate(image: &Path, devid: u64, now: u64) -> anyhow::Result<()> {
     let cannot = || format!("cannot truncate {}", image.shown());
     let mut file = open_device(image, Access::ReadWrite).with_context(cannot)?;
-    let mut raw = vec![0; SUPERBLOCK_SIZE];
-    file.read_at(SUPERBLOCK_OFFSETS[0], &mut raw).with_context(cannot)?;
-    let device = Superblock::decode(&raw).with_context(cannot)?.dev_item;
+    let device = superblock_in(&file).with_context(cannot)?.dev_item;
     if (device.devid.0, device.total_bytes) != (devid, now) {
         bail!("{}: it is not device {devid} with {now} bytes any more; nothing was truncated", cannot());
     }
@@ -291,6 +314,13 @@ fn truncate(image: &Path, devid: u64, now: u64) -> anyhow::Result<()> {
         file.resize(now).with_context(cannot)?;
     }
     Ok(())
+}
+
+/// The primary superblock of a device that is open.
+fn superblock_in(device: &dyn Device) -> anyhow::Result<Superblock> {
+    let mut raw = vec![0; SUPERBLOCK_SIZE];
+    device.read_at(SUPERBLOCK_OFFSETS[0], &mut raw)?;
+    Ok(Superblock::decode(&raw)?)
 }
 
 /// The filesystem to resize. As in btrfs-progs, a path in a mount must be a directory, because a file could be meant as
@@ -308,8 +338,8 @@ fn filesystem(args: &Args) -> anyhow::Result<CommandTarget> {
 }
 
 /// Cancels the resize that is running on a mount, or in the process that has the image open.
-fn cancel(target: &CommandTarget) -> anyhow::Result<()> {
-    with_running(target, &ImageOptions::default(), ImageUse::Write, |channel| {
+fn cancel(target: &CommandTarget, options: &ImageOptions) -> anyhow::Result<()> {
+    with_running(target, options, ImageUse::Write, |channel| {
         until_closed(channel, target, || {
             let done = channel.call(ubtrfs_control::Request::Device(Request::CancelResize), &[]);
             done.map_err(|failure| anyhow!("cannot cancel the resize of {target}: {failure}"))

@@ -229,13 +229,7 @@ pub(crate) fn open_devices(
     options: &MountOptions,
     access: Access,
 ) -> anyhow::Result<Vec<Arc<dyn Device>>> {
-    // As on Linux, the options may name the first device again.
-    let mut given = vec![first.to_owned()];
-    for path in &options.devices {
-        if !given.iter().any(|other| is_same_file(other, path)) {
-            given.push(path.clone());
-        }
-    }
+    let given = given_devices(first, options);
     let paths = with_members(&given)?;
     let mut opened: Vec<Option<Arc<FileDevice>>> = vec![None; paths.len()];
     for index in lock_order(&paths) {
@@ -258,6 +252,26 @@ pub(crate) fn open_devices(
     let devices: Vec<Arc<FileDevice>> = opened.into_iter().flatten().collect();
     refuse_foreign(&devices)?;
     Ok(devices.into_iter().map(|device| device as Arc<dyn Device>).collect())
+}
+
+/// The first device and those of the option `device=`. As on Linux, the option may name the first device again.
+pub(crate) fn given_devices(first: &Path, options: &MountOptions) -> Vec<PathBuf> {
+    let mut given = vec![first.to_owned()];
+    for path in &options.devices {
+        if !given.iter().any(|other| is_same_file(other, path)) {
+            given.push(path.clone());
+        }
+    }
+    given
+}
+
+/// The devices with which an image is opened, without a word about those that are left out.
+pub(crate) fn members_of(first: &Path, options: &ImageOptions) -> anyhow::Result<Vec<PathBuf>> {
+    let mut all = given_devices(first, &mount_options(options)?);
+    let given: Vec<&Path> = all.iter().map(PathBuf::as_path).collect();
+    let found = find_members(&given).map(|members| members.found).unwrap_or_default();
+    all.extend(found);
+    Ok(all)
 }
 
 /// The given devices, and the other devices of their filesystem that are found. Names on stderr the ones that are left out,
