@@ -10,8 +10,9 @@
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use ubtrfs_format::item::DevItem;
 use ubtrfs_format::superblock::Superblock;
-use ubtrfs_fs::SpaceUsage;
+use ubtrfs_fs::{MemberState, SpaceUsage};
 use uuid::Uuid;
 
 use crate::execute::CommandContext;
@@ -124,6 +125,9 @@ pub struct DeviceInfo {
     pub path: Option<String>,
     /// Whether the device can be read and written: it is not missing, and has not failed.
     pub is_usable: bool,
+    /// Whether the device has everything that was committed; for users, see [`DeviceInfo::state`].
+    #[serde(default)]
+    pub(crate) state: DeviceState,
     /// Whether it is a device of a seed, on which the filesystem builds.
     #[serde(default)]
     pub is_seed: bool,
@@ -136,6 +140,67 @@ pub struct DeviceInfo {
     /// Bytes in device extents for each combination of type and profile bits; `None` if the caller may not see these
     /// numbers.
     pub groups: Option<Vec<(u64, u64)>>,
+    /// The same bytes for each number of stripes too: type and profile bits, number of stripes, bytes. Empty if the caller
+    /// may not see these numbers.
+    #[serde(default)]
+    pub shares: Vec<(u64, usize, u64)>,
+}
+
+/// What became of a device since it joined the filesystem.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceState {
+    /// It has everything that was committed.
+    #[default]
+    InSync,
+    /// It missed changes, and is being brought up to date.
+    Updating,
+    /// It missed changes. A filesystem that is opened read-only does not bring it up to date.
+    Behind,
+    /// It was not given.
+    Missing,
+    /// It failed while the filesystem was open, and is not used any more.
+    Failed,
+}
+
+impl DeviceState {
+    fn of(state: MemberState, is_writable: bool) -> Self {
+        match state {
+            MemberState::InSync => Self::InSync,
+            MemberState::Late(_) | MemberState::Stale(_) if is_writable => Self::Updating,
+            MemberState::Late(_) | MemberState::Stale(_) => Self::Behind,
+            MemberState::Missing => Self::Missing,
+            MemberState::Kicked => Self::Failed,
+        }
+    }
+}
+
+impl DeviceInfo {
+    /// A device as its superblock describes it.
+    pub fn of(item: &DevItem, path: String) -> Self {
+        Self {
+            devid: item.devid.0,
+            uuid: item.uuid,
+            path: Some(path),
+            is_usable: true,
+            state: DeviceState::InSync,
+            is_seed: false,
+            total: item.total_bytes,
+            slack: 0,
+            allocated: item.bytes_used,
+            groups: None,
+            shares: Vec::new(),
+        }
+    }
+
+    /// What became of the device. Older servers do not tell all.
+    pub fn state(&self) -> DeviceState {
+        match self.state {
+            DeviceState::InSync if self.path.is_none() => DeviceState::Missing,
+            DeviceState::InSync if !self.is_usable => DeviceState::Failed,
+            state => state,
+        }
+    }
 }
 
 impl Request {
@@ -218,16 +283,30 @@ fn usage(context: &CommandContext<'_>) -> Result<FilesystemUsage> {
     let SpaceUsage { groups, global_reserve, devices } = context.fs.space_usage();
     let sees_all = context.require_admin().is_ok();
     let stat = context.fs.statfs()?;
-    let device = |device: ubtrfs_fs::DeviceUsage| DeviceInfo {
-        devid: device.devid.0,
-        uuid: device.uuid,
-        path: device.path,
-        is_usable: device.is_usable,
-        is_seed: device.is_seed,
-        total: device.total,
-        slack: device.slack,
-        allocated: device.allocated,
-        groups: sees_all.then(|| device.groups.into_iter().map(|(flags, bytes)| (flags.bits(), bytes)).collect()),
+    let is_writable = context.fs.read_only().is_none();
+    let device = |device: ubtrfs_fs::DeviceUsage| {
+        let shares = device.groups.iter().map(|share| (share.flags.bits(), share.nr_stripes, share.bytes));
+        let shares: Vec<(u64, usize, u64)> = if sees_all { shares.collect() } else { Vec::new() };
+        let mut groups: Vec<(u64, u64)> = Vec::new();
+        for (flags, _, bytes) in &shares {
+            match groups.iter_mut().find(|(other, _)| other == flags) {
+                Some((_, sum)) => *sum = sum.saturating_add(*bytes),
+                None => groups.push((*flags, *bytes)),
+            }
+        }
+        DeviceInfo {
+            devid: device.devid.0,
+            uuid: device.uuid,
+            path: device.path,
+            is_usable: device.state.is_usable(),
+            state: DeviceState::of(device.state, is_writable),
+            is_seed: device.is_seed,
+            total: device.total,
+            slack: device.slack,
+            allocated: device.allocated,
+            groups: sees_all.then_some(groups),
+            shares,
+        }
     };
     Ok(FilesystemUsage {
         groups: groups
@@ -239,4 +318,31 @@ fn usage(context: &CommandContext<'_>) -> Result<FilesystemUsage> {
         devices: devices.into_iter().map(device).collect(),
         available: stat.bavail.saturating_mul(u64::from(stat.bsize)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use ubtrfs_format::Generation;
+
+    use super::*;
+
+    #[test]
+    fn a_device_that_missed_changes_is_updated_only_in_a_writable_filesystem() {
+        let stale = MemberState::Stale(Generation(7));
+        assert_eq!(DeviceState::of(stale, true), DeviceState::Updating);
+        assert_eq!(DeviceState::of(stale, false), DeviceState::Behind);
+        assert_eq!(DeviceState::of(MemberState::Kicked, true), DeviceState::Failed);
+    }
+
+    #[test]
+    fn the_device_of_an_older_server_has_a_state() {
+        let json = r#"{"devid":1,"uuid":"00000000-0000-0000-0000-000000000000","path":"/a","is_usable":false,"total":1,
+            "slack":0,"allocated":0,"groups":null}"#;
+        let mut device: DeviceInfo = serde_json::from_str(json).expect("older servers send this");
+        assert_eq!(device.state(), DeviceState::Failed);
+        device.path = None;
+        assert_eq!(device.state(), DeviceState::Missing);
+        (device.path, device.is_usable) = (Some("/a".to_owned()), true);
+        assert_eq!(device.state(), DeviceState::InSync);
+    }
 }

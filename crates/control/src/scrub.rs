@@ -176,7 +176,7 @@ fn scrub(context: &CommandContext<'_>, start: &StartScrub) -> Result<ScrubReport
     let fs = context.fs;
     let usable: Vec<u64> = {
         let devices = fs.space_usage().devices;
-        devices.iter().filter(|device| device.is_usable).map(|device| device.devid.0).collect()
+        devices.iter().filter(|device| device.state.is_usable()).map(|device| device.devid.0).collect()
     };
     let chosen = match start.devices.as_slice() {
         [] => usable.iter().map(|&devid| (devid, 0)).collect(),

@@ -432,13 +432,14 @@ impl Engine {
         self.volumes.capacity_bytes(flags)
     }
 
-    /// Bytes of device extents, for each device and for each combination of type and profile bits.
-    pub fn allocated_by_device(&self) -> BTreeMap<(DevId, u64), u64> {
+    /// Bytes of device extents, for each device and for each combination of type and profile bits and number of stripes.
+    pub fn allocated_by_device(&self) -> BTreeMap<(DevId, u64, usize), u64> {
         let mut bytes = BTreeMap::new();
         for (_, chunk) in self.volumes.chunks() {
             let len = chunk.device_extent_len();
             for stripe in &chunk.stripes {
-                let sum: &mut u64 = bytes.entry((stripe.devid, chunk.flags.bits())).or_default();
+                let key = (stripe.devid, chunk.flags.bits(), chunk.stripes.len());
+                let sum: &mut u64 = bytes.entry(key).or_default();
                 *sum = sum.saturating_add(len);
             }
         }

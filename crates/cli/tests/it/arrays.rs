@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
 
+use serde_json::Value;
 use tempfile::TempDir;
 use ubtrfs_testkit::{LoopMount, btrfs_check_array, capability, run as sh};
 
@@ -413,4 +414,116 @@ fn a_resize_works_on_the_file_of_its_device_and_on_no_other() {
     assert!(resize(&["-o", "degraded", "1:+10M", &a]).status.success());
     assert_eq!(fs::metadata(&a).unwrap().len() >> 20, 610);
     judged(&[&a]);
+}
+
+/// The standard output and error of a command that succeeded.
+fn told(output: &Output) -> (String, String) {
+    assert!(output.status.success(), "{output:?}");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+/// This program by the name `btrfs`.
+fn as_btrfs(args: &[&str]) -> Output {
+    use std::os::unix::process::CommandExt;
+    command(args).arg0("btrfs").output().unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&told(&ubtrfs(args)).0).unwrap()
+}
+
+/// An array of ubtrfs with these image files of 300 MiB.
+fn made(profile: &str, names: &[&str]) -> Array {
+    let array = Array(TempDir::with_prefix("ubtrfs-array-").unwrap());
+    let images: Vec<String> = names.iter().map(|name| array.at(name)).collect();
+    let line = ["mkfs", "-q", "-b", "300M", "-d", profile, "-m", profile].map(str::to_owned);
+    ok(ubtrfs(line.iter().chain(&images)));
+    for dir in ["m", "away"] {
+        fs::create_dir(array.path(dir)).unwrap();
+    }
+    array
+}
+
+#[test]
+fn a_device_that_is_not_in_sync_is_shown_as_such() {
+    if !capability::fuse() {
+        return;
+    }
+    let array = made("raid1", &["a.img", "b.img"]);
+    let [a, b, m] = ["a.img", "b.img", "m"].map(|name| array.at(name));
+    let squeezed = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let usage = |at: &str| squeezed(&ok(ubtrfs(["device", "usage", at])));
+    assert_eq!(usage(&a).matches("Device state: in sync").count(), 2, "{}", usage(&a));
+    ok(ubtrfs(["mount", &a, &m]));
+    // A file that became shorter takes no more writes.
+    fs::copy(&b, array.path("away/b.img")).unwrap();
+    fs::File::options().write(true).open(&b).unwrap().set_len(100 << 20).unwrap();
+    fs::write(array.path("m/file"), "content".repeat(50_000)).unwrap();
+    ok(ubtrfs(["sync", &m]));
+    assert!(usage(&m).contains("b.img, ID: 2 Device state: failed"), "{}", usage(&m));
+    let shown = ok(ubtrfs(["filesystem", "show", &m]));
+    assert!(shown.contains("path ") && shown.contains("b.img (failed)\n"), "{shown}");
+    for words in [&["filesystem", "usage", &m][..], &["filesystem", "usage", "-T", &m]] {
+        let text = ok(ubtrfs(words));
+        assert!(text.contains("Device missing:\t\t 300.00MiB") && text.contains("b.img (failed)"), "{text}");
+    }
+    for words in [["filesystem", "show", "--json", &m], ["device", "usage", "--json", &m]] {
+        let value = json(&words);
+        assert_eq!(
+            (&value["devices"][0]["state"], &value["devices"][1]["state"]),
+            (&"in_sync".into(), &"failed".into())
+        );
+    }
+    // btrfs-progs knows only missing devices.
+    let theirs = |words: &[&str]| told(&as_btrfs(words)).0;
+    let shown = theirs(&["filesystem", "show", &m]);
+    assert!(shown.contains("\tdevid    2 size 0 used 0 path  MISSING\n"), "{shown}");
+    let of_devices = squeezed(&theirs(&["device", "usage", &m]));
+    assert!(of_devices.contains("missing, ID: 2 Device size: 0.00B"), "{of_devices}");
+    assert!(!of_devices.contains("state"), "{of_devices}");
+    assert!(theirs(&["filesystem", "usage", &m]).contains("   missing\t"));
+    ok(ubtrfs(["umount", &m]));
+    // It comes back, and a read-only mount does not bring it up to date.
+    fs::rename(array.path("away/b.img"), &b).unwrap();
+    for n in 0..3 {
+        assert!(ubtrfs(["mkdir", "-o", "degraded", &format!("{a}:/{n}")]).status.success());
+    }
+    let device = format!("device={b}");
+    let shown = ok(ubtrfs(["filesystem", "show", "-o", &device, &a]));
+    assert!(shown.contains("b.img (missed changes)\n"), "{shown}");
+    assert_eq!(json(&["device", "usage", "--json", "-o", &device, &a])["devices"][1]["state"], "behind");
+}
+
+#[test]
+fn device_usage_has_the_lines_of_btrfs_progs() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let array = Array(TempDir::with_prefix("ubtrfs-array-").unwrap());
+    let names = ["a.img", "b.img", "c.img", "d.img"];
+    let images = names.map(|name| array.at(name));
+    for name in names {
+        fs::File::create(array.path(name)).unwrap().set_len(300 << 20).unwrap();
+    }
+    for profile in ["raid0", "raid10", "raid1c3", "dup"] {
+        let mut words: Vec<&str> = vec!["-q", "-f", "-d", profile, "-m", "raid1"];
+        words.extend(images.iter().map(String::as_str));
+        sh("mkfs.btrfs", words).unwrap();
+        let linux =
+            LoopMount::array(&names.map(|name| array.path(name)).each_ref().map(PathBuf::as_path), "ro").unwrap();
+        let theirs = sh("btrfs", ["device", "usage", &text(linux.path())]).unwrap();
+        linux.close().unwrap();
+        let lines = |text: &str| -> Vec<String> {
+            text.lines().filter(|line| line.starts_with("   ") || line.is_empty()).map(str::to_owned).collect()
+        };
+        let ours = told(&as_btrfs(&["device", "usage", &images[0]])).0;
+        assert_eq!(lines(&ours), lines(&theirs), "{profile}");
+        let value = json(&["device", "usage", "--json", &images[0]]);
+        let groups =
+            value["devices"].as_array().unwrap().iter().flat_map(|device| device["groups"].as_array().unwrap());
+        let kinds: Vec<_> = groups.map(|group| (group["type"].as_str(), group["profile"].as_str())).collect();
+        assert!(kinds.contains(&(Some("Data"), Some(&*profile.to_uppercase()))), "{value}");
+        assert_eq!(value["devices"], json(&["filesystem", "show", "--json", &images[0]])["devices"]);
+    }
 }

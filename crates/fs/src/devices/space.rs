@@ -2,6 +2,7 @@
 
 use ubtrfs_format::DevId;
 use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_transaction::MemberState;
 use uuid::Uuid;
 
 use crate::Fs;
@@ -38,8 +39,8 @@ pub struct DeviceUsage {
     pub uuid: Uuid,
     /// The device's path; `None` if the device is missing.
     pub path: Option<String>,
-    /// Whether the device can be read and written: it is not missing, and has not failed.
-    pub is_usable: bool,
+    /// Whether the device has everything that was committed.
+    pub state: MemberState,
     /// Whether it is a device of a seed, which is only read.
     pub is_seed: bool,
     /// Size of the filesystem on the device, in bytes, allocated or not.
@@ -48,8 +49,19 @@ pub struct DeviceUsage {
     pub slack: u64,
     /// Bytes in device extents.
     pub allocated: u64,
-    /// Bytes in device extents by type and profile.
-    pub groups: Vec<(BlockGroupFlags, u64)>,
+    /// Its device extents by type, profile and number of stripes.
+    pub groups: Vec<DeviceShare>,
+}
+
+/// The device extents that chunks of one type, profile and number of stripes have on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceShare {
+    /// Type and profile.
+    pub flags: BlockGroupFlags,
+    /// Number of stripes of each chunk.
+    pub nr_stripes: usize,
+    /// Bytes on the device.
+    pub bytes: u64,
 }
 
 impl Fs {
@@ -68,19 +80,23 @@ impl Fs {
         groups.sort_by_key(|group| group.flags.bits());
         let allocated = self.engine.allocated_by_device();
         let device = |device: ubtrfs_transaction::DeviceSummary| {
-            let of_device = allocated.range((device.devid, 0)..=(device.devid, u64::MAX));
+            let of_device = allocated.range((device.devid, 0, 0)..=(device.devid, u64::MAX, usize::MAX));
             let len = self.engine.device_size(device.devid).map_or(device.total_bytes, |(_, len)| len);
             DeviceUsage {
                 devid: device.devid,
                 uuid: device.uuid,
                 path: device.path,
-                is_usable: device.state.is_usable(),
+                state: device.state,
                 is_seed: device.is_seed,
                 total: device.total_bytes,
                 slack: len.saturating_sub(device.total_bytes),
                 allocated: device.bytes_used,
                 groups: of_device
-                    .map(|((_, flags), bytes)| (BlockGroupFlags::from_bits_retain(*flags), *bytes))
+                    .map(|((_, flags, nr_stripes), bytes)| DeviceShare {
+                        flags: BlockGroupFlags::from_bits_retain(*flags),
+                        nr_stripes: *nr_stripes,
+                        bytes: *bytes,
+                    })
                     .collect(),
             }
         };

@@ -5,6 +5,7 @@ mod du;
 mod label;
 mod ranges;
 mod resize;
+mod shown_device;
 mod trim;
 mod unmounted;
 mod usage;

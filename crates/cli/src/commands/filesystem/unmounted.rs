@@ -23,18 +23,7 @@ pub(super) fn unmounted(known: &[Uuid]) -> Vec<Described> {
         if known.contains(&fsid) || Path::new("/sys/fs/btrfs").join(fsid.to_string()).exists() {
             continue;
         }
-        let item = &superblock.dev_item;
-        let device = DeviceInfo {
-            devid: item.devid.0,
-            uuid: item.uuid,
-            path: Some(name.to_owned()),
-            is_usable: true,
-            is_seed: false,
-            total: item.total_bytes,
-            slack: 0,
-            allocated: item.bytes_used,
-            groups: None,
-        };
+        let device = DeviceInfo::of(&superblock.dev_item, name.to_owned());
         let (newest, devices) = found.entry(fsid).or_insert_with(|| (superblock.clone(), BTreeMap::new()));
         if superblock.generation > newest.generation {
             *newest = superblock;

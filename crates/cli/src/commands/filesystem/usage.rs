@@ -10,10 +10,11 @@ use serde_json::json;
 use ubtrfs_control::filesystem::{BlockGroupTotals, DeviceInfo, FilesystemInfo, FilesystemUsage, Request, Response};
 use ubtrfs_format::Profile;
 use ubtrfs_format::item::BlockGroupFlags;
-use ubtrfs_format::print::{escaped, insert_name};
+use ubtrfs_format::print::insert_name;
 use ubtrfs_fuse::FirstMount;
 use uuid::Uuid;
 
+use super::shown_device::{is_absent, json_of, name, name_with_state, shares, state_text};
 use super::unmounted::unmounted;
 use super::{call, info, usage_table};
 use crate::commands::offline::text::printable;
@@ -148,22 +149,27 @@ pub(crate) fn device_usage(args: &DeviceUsageArgs) -> ExitCode {
             return print_df_json(&usage);
         }
         let mut text = String::new();
+        let has_several = own_devices(&usage).count() > 1;
         for device in own_devices(&usage) {
-            let line = |title: &str, bytes| {
+            let line = |title: &str, value: &str| {
                 let width = DEVICE_LINE.saturating_sub(title.len());
-                format!("   {title}{:>width$}\n", units.format(bytes))
+                format!("   {title}{value:>width$}\n")
             };
-            writeln!(text, "{}, ID: {}", path_of(device.path.as_deref()), device.devid)?;
-            text += &line("Device size:", device.total);
-            text += &line("Device slack:", device.slack);
+            let of_bytes = |title: &str, bytes| line(title, &units.format(bytes));
+            writeln!(text, "{}, ID: {}", name(device), device.devid)?;
+            if has_several && !is_progs() {
+                text += &line("Device state:", state_text(device.state()));
+            }
+            text += &of_bytes("Device size:", if is_progs() && is_absent(device) { 0 } else { device.total });
+            text += &of_bytes("Device slack:", device.slack);
             for group in sorted(&usage.groups, USAGE_ORDER) {
-                let bytes = bytes_of(device, group.flags);
-                if bytes > 0 {
-                    let (kind, profile) = names(group.flags);
-                    text += &line(&format!("{kind},{profile}:"), bytes);
+                for (kind, bytes) in shares(device, group.flags) {
+                    if bytes > 0 {
+                        text += &of_bytes(&format!("{kind}:"), bytes);
+                    }
                 }
             }
-            text += &line("Unallocated:", unallocated(device));
+            text += &of_bytes("Unallocated:", unallocated(device));
             text.push('\n');
         }
         print_out(&text)
@@ -228,14 +234,14 @@ fn by_group(units: &Units, usage: &FilesystemUsage) -> Result<String, std::fmt::
         for device in own_devices(usage) {
             let bytes = bytes_of(device, group.flags);
             if bytes > 0 {
-                writeln!(text, "   {}\t{:>10}", path_of(device.path.as_deref()), units.format(bytes))?;
+                writeln!(text, "   {}\t{:>10}", name_with_state(device), units.format(bytes))?;
             }
         }
     }
     if usage.devices.iter().all(|device| device.groups.is_some()) {
         writeln!(text, "\nUnallocated:")?;
         for device in own_devices(usage) {
-            writeln!(text, "   {}\t{:>10}", path_of(device.path.as_deref()), units.format(unallocated(device)))?;
+            writeln!(text, "   {}\t{:>10}", name_with_state(device), units.format(unallocated(device)))?;
         }
     }
     Ok(text)
@@ -338,7 +344,7 @@ impl Described {
 
 fn show_one(common: &Common, Described { info, usage, used, is_mounted }: &Described) -> anyhow::Result<()> {
     if common.json {
-        let mut value = json!({ "info": info, "devices": usage.devices });
+        let mut value = json!({ "info": info, "devices": usage.devices.iter().map(json_of).collect::<Vec<_>>() });
         insert_name(&mut value["info"], "label", &info.label);
         return print_json(&value);
     }
@@ -350,13 +356,13 @@ fn show_one(common: &Common, Described { info, usage, used, is_mounted }: &Descr
     writeln!(text, "\tTotal devices {} FS bytes used {}", info.num_devices, common.units.format(*used))?;
     for device in &usage.devices {
         let (size, used) = (common.units.format(device.total), common.units.format(device.allocated));
-        match &device.path {
-            Some(path) => {
-                let path = escaped(path.as_bytes());
+        match device.path {
+            Some(_) if !(is_progs() && is_absent(device)) => {
+                let path = name_with_state(device);
                 writeln!(text, "\tdevid {:>4} size {size} used {used} path {path}", device.devid)?;
             }
-            None if *is_mounted => writeln!(text, "\tdevid {:>4} size 0 used 0 path  MISSING", device.devid)?,
-            None => {}
+            _ if *is_mounted => writeln!(text, "\tdevid {:>4} size 0 used 0 path  MISSING", device.devid)?,
+            _ => {}
         }
     }
     let nr_present = usage.devices.iter().filter(|device| device.path.is_some()).count();
@@ -385,16 +391,7 @@ fn print_df_json(usage: &FilesystemUsage) -> anyhow::Result<()> {
             json!({ "type": kind, "profile": profile, "total": group.total, "used": group.used })
         })
         .collect();
-    let devices: Vec<_> = usage
-        .devices
-        .iter()
-        .map(|device| {
-            json!({
-                "devid": device.devid, "uuid": device.uuid, "path": device.path, "size": device.total,
-                "slack": device.slack, "allocated": device.allocated, "is_seed": device.is_seed,
-            })
-        })
-        .collect();
+    let devices: Vec<_> = usage.devices.iter().map(json_of).collect();
     let reserve = json!({ "total": usage.global_reserve, "used": usage.global_reserve_used });
     let value =
         json!({ "groups": groups, "global_reserve": reserve, "devices": devices, "available": usage.available });
@@ -423,7 +420,7 @@ impl Sums {
         let sum = |values: &mut dyn Iterator<Item = u64>| values.fold(0u64, u64::saturating_add);
         let size = sum(&mut own_devices(usage).map(|device| device.total));
         let allocated = sum(&mut usage.devices.iter().map(|device| device.allocated));
-        let missing = own_devices(usage).filter(|device| device.path.is_none());
+        let missing = own_devices(usage).filter(|device| is_absent(device));
         let is_data = |group: &&BlockGroupTotals| group.flags & BlockGroupFlags::DATA.bits() != 0;
         let is_metadata = |group: &&BlockGroupTotals| group.flags & BlockGroupFlags::METADATA.bits() != 0;
         let ratio_of = |wanted: &dyn Fn(&&BlockGroupTotals) -> bool| {
@@ -518,8 +515,4 @@ pub(super) fn names(flags: u64) -> (&'static str, &'static str) {
         _ => "unknown",
     };
     (kind, Profile::name_of(flags))
-}
-
-pub(super) fn path_of(path: Option<&str>) -> String {
-    path.map_or_else(|| "missing".to_owned(), |path| escaped(path.as_bytes()))
 }

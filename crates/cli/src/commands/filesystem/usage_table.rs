@@ -2,7 +2,8 @@
 
 use ubtrfs_control::filesystem::{DeviceInfo, FilesystemUsage};
 
-use super::usage::{USAGE_ORDER, bytes_of, names, own_devices, path_of, sorted, unallocated};
+use super::shown_device::name_with_state;
+use super::usage::{USAGE_ORDER, bytes_of, names, own_devices, sorted, unallocated};
 use crate::columns::columns;
 use crate::units::Units;
 
@@ -26,7 +27,7 @@ pub(super) fn table(usage: &FilesystemUsage, units: &Units) -> String {
         let of = |flags| or_dash(bytes_of(device, flags));
         let free = or_dash(unallocated(device));
         let last = [free, size(device.total), or_dash(device.slack)];
-        row([device.devid.to_string(), path_of(device.path.as_deref())], of_groups(&of), last)
+        row([device.devid.to_string(), name_with_state(device)], of_groups(&of), last)
     });
     let devices: Vec<Vec<String>> = devices.collect();
     let sum = |of: &dyn Fn(&DeviceInfo) -> u64| size(own_devices(usage).map(of).fold(0u64, u64::saturating_add));
