@@ -178,6 +178,74 @@ fn an_image_means_all_devices_of_its_filesystem() {
 }
 
 #[test]
+fn a_scrub_names_each_device_that_it_leaves_out() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = ["a", "b"].map(|name| text(&dir.path().join(name)));
+    ok(ubtrfs(["mkfs", "-q", "-d", "raid1", "-m", "raid1", "-b", "200M", &a, &b]));
+    let told = |output: &Output| (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned());
+    // A device fails while the filesystem is mounted.
+    let mount = Mounted::new(Path::new(&a), &dir.path().join("mount"));
+    let at = text(&mount.0);
+    fs::File::options().write(true).open(&b).unwrap().set_len(100 << 20).unwrap();
+    fs::write(mount.0.join("file"), vec![7; MIB]).unwrap();
+    ok(ubtrfs(["sync", &at]));
+    let failed = format!(
+        "device 2 ({b}) failed, so it was not scrubbed; unless it comes back, replace it: ubtrfs replace start 2 NEW {at}"
+    );
+    for line in [&["scrub", "start", "-B", &at][..], &["scrub", "start", "-Br", &at]] {
+        let (status, said) = told(&ubtrfs(line));
+        assert!(status == Some(4) && said.contains(&failed), "{status:?} {said}");
+    }
+    let shown = ubtrfs(["scrub", "status", &at]);
+    assert!(
+        told(&shown).1.contains(&failed) && String::from_utf8_lossy(&shown.stdout).contains("finished"),
+        "{shown:?}"
+    );
+    let begun = ubtrfs(["scrub", "start", &at]);
+    assert!(begun.status.success() && told(&begun).1.contains(&failed), "{begun:?}");
+    drop(mount);
+    // It is missing.
+    fs::remove_file(&b).unwrap();
+    for options in [&["-o", "degraded"][..], &["-r"]] {
+        let line = [&["scrub", "start", "--json"][..], options, &[&a]].concat();
+        let output = ubtrfs(&line);
+        let (status, said) = told(&output);
+        assert!(
+            status == Some(4) && said.contains("device 2 is missing") && said.contains("-o degraded 2 NEW"),
+            "{said}"
+        );
+        let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(value["not_scrubbed"][0]["devid"], 2, "{value}");
+        assert_eq!(value["not_scrubbed"][0]["state"], "missing", "{value}");
+    }
+    // As btrfs-progs prints it.
+    let linux = LoopMount::new(Path::new(&a), "degraded").unwrap();
+    let scrub = |words: &[&str]| {
+        let line = ["scrub", "start"].iter().chain(words).copied().chain([linux.path().to_str().unwrap()]);
+        Command::new("btrfs").args(line).env("LC_ALL", "C").output().unwrap()
+    };
+    let theirs = [scrub(&["-B"]), scrub(&["-Bd"])];
+    linux.close().unwrap();
+    let ours =
+        [&["-B"], &["-Bd"]].map(|words| as_btrfs(&[&["scrub", "start"][..], words, &["-o", "degraded", &a]].concat()));
+    let shown = |output: &Output| {
+        let text = normal(&String::from_utf8_lossy(&output.stdout));
+        let device =
+            |line: &str| line.strip_prefix("Scrub device /").map(|rest| rest.split(' ').skip(1).collect::<String>());
+        text.lines().map(|line| device(line).unwrap_or_else(|| line.to_owned())).collect::<Vec<_>>()
+    };
+    for (ours, theirs) in ours.iter().zip(&theirs) {
+        assert_eq!((shown(ours), ours.status.code()), (shown(theirs), theirs.status.code()));
+        let (ours, theirs) = (told(ours).1, told(theirs).1);
+        assert!(theirs.contains("WARNING: device 2 not present"), "{theirs}");
+        assert!(ours.contains("WARNING: device 2 not present"), "{ours}");
+    }
+}
+
+#[test]
 fn wrong_uses_are_refused_with_advice() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");

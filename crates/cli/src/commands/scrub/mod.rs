@@ -8,6 +8,7 @@
 //! The process that waits for the scrub keeps its record ([`record`]), so a server in a sandbox writes no files.
 
 mod record;
+mod result;
 mod shown;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, bail};
 use rustix::io::Errno;
 use serde_json::{Value, json};
+use ubtrfs_control::filesystem::DeviceState;
 use ubtrfs_control::scrub::{Counts, Request, Response, ScrubProgress, ScrubReportMessage, StartScrub};
 use ubtrfs_control::{Channel, CommandFailure, ImageWork, Request as AnyRequest, Response as AnyResponse, filesystem};
 use ubtrfs_format::Profile;
@@ -29,6 +31,7 @@ use ubtrfs_transaction::Job;
 use uuid::Uuid;
 
 use self::record::{DeviceScrubRecord, ScrubRecord};
+use self::result::{tell, tell_absent};
 use self::shown::{ScrubPhase, ShownScrub};
 use super::background::{self, BackgroundStart, Detached};
 use super::offline::{ImageOptions, ImageUse};
@@ -36,7 +39,7 @@ use super::place::{CommandTarget, with_channel};
 use super::served::{until_closed, with_running, with_served};
 use crate::common::{Shown as _, parse_size, print_err, print_error, print_json, print_out, warn};
 use crate::job::with_progress_in_bytes;
-use crate::progs::is_progs;
+use crate::progs::{is_progs, program};
 use crate::units::Units;
 
 /// Verify everything on the devices, and repair it from good copies
@@ -59,7 +62,7 @@ enum Command {
 ///
 /// A scrub of a mount goes on in the background. A scrub of an image that is not mounted ends with the command. Exit
 /// status: 0 if nothing is lost, 1 after a failure, 2 if there is nothing to resume, 3 if there are errors without a good
-/// copy.
+/// copy, 4 if there are none, but a device is missing or failed and was not scrubbed.
 #[derive(clap::Args)]
 struct ScrubStartArgs {
     /// Wait until the scrub has ended, and print its result
@@ -176,8 +179,20 @@ struct BegunScrub {
 struct ScrubDevice {
     devid: u64,
     path: Option<String>,
-    is_usable: bool,
+    state: DeviceState,
     allocated: u64,
+}
+
+impl ScrubDevice {
+    /// Its identity, for JSON.
+    fn json(&self) -> Value {
+        json!({ "devid": self.devid, "path": self.path, "state": self.state })
+    }
+
+    /// Whether it can be scrubbed: it is not missing, and has not failed.
+    fn is_usable(&self) -> bool {
+        !matches!(self.state, DeviceState::Missing | DeviceState::Failed)
+    }
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -207,7 +222,10 @@ fn start(args: ScrubStartArgs, resumes: bool) -> anyhow::Result<ExitCode> {
         let request = StartScrub { devices: begun.starts.clone(), read_only: args.read_only, limit: args.limit };
         let done = scrub(channel, &filesystem, begun, request, detached.as_ref());
         match done.map_err(|error| not_started(error, &path))? {
-            Some((record, report)) => tell(&args, &filesystem, &record, &report),
+            Some((record, report)) => {
+                let one = filesystem.device_named(channel, &device);
+                tell(&args, &path, &filesystem.without_others(one), &record, &report)
+            }
             None => Ok(ExitCode::FAILURE),
         }
     };
@@ -222,10 +240,14 @@ fn start_in_background(args: &ScrubStartArgs, path: &CommandTarget, resumes: boo
     let (filesystem, begun) = with_channel(path, &args.image, ImageUse::Read, |channel| {
         let filesystem = ScrubbedFilesystem::of(channel)?;
         let begun = begin(channel, &filesystem, args, &args.path, resumes)?;
-        Ok((filesystem, begun))
+        let one = filesystem.device_named(channel, &args.path);
+        Ok((filesystem.without_others(one), begun))
     })?;
     if begun.is_none() {
         return nothing_to_resume(args, path, &filesystem);
+    }
+    if !is_progs() {
+        tell_absent(path, &filesystem);
     }
     let verb = if resumes { "resume" } else { "start" };
     let mut again: Vec<OsString> = ["scrub", verb, "--detached"].map(OsString::from).to_vec();
@@ -237,7 +259,7 @@ fn start_in_background(args: &ScrubStartArgs, path: &CommandTarget, resumes: boo
     let pid = match background::start_with(again)? {
         BackgroundStart::Begun(pid) => pid,
         // A small filesystem is scrubbed before this process looks.
-        BackgroundStart::Ended(pid, 0 | UNCORRECTABLE) => pid,
+        BackgroundStart::Ended(pid, 0 | UNCORRECTABLE | NOT_ALL) => pid,
         BackgroundStart::Ended(_, status) => return Ok(ExitCode::from(status)),
     };
     if !args.quiet {
@@ -281,15 +303,24 @@ fn begin(
     if !running(channel)?.is_empty() {
         bail!(
             "a scrub of this filesystem is running; see: {0} scrub status PATH, or end it with: {0} scrub cancel PATH",
-            crate::progs::program()
+            program()
         );
     }
     let now = now();
     let one = filesystem.device_named(channel, device);
     let mut record = kept.clone();
     let mut starts = Vec::new();
-    let usable = filesystem.devices.iter().filter(|device| device.is_usable);
-    for device in usable.filter(|device| one.is_none_or(|one| one == device.devid)) {
+    for device in filesystem.devices.iter().filter(|device| one.is_none_or(|one| one == device.devid)) {
+        if !device.is_usable() {
+            if one.is_some() {
+                let name = filesystem.name_of(device.devid);
+                bail!("device {name} is missing or failed; list the devices with: {} filesystem show", program());
+            }
+            // As btrfs-progs does.
+            let absent = DeviceScrubRecord { started: now, is_cancelled: true, ..DeviceScrubRecord::default() };
+            record.devices.extend(is_progs().then_some((device.devid, absent)));
+            continue;
+        }
         let entry = record.devices.entry(device.devid).or_default();
         if resumes && !entry.can_resume() {
             continue;
@@ -368,92 +399,6 @@ fn scrub(
     Ok(Some((record, report)))
 }
 
-/// Prints the result of a scrub.
-fn tell(
-    args: &ScrubStartArgs,
-    filesystem: &ScrubbedFilesystem,
-    record: &ScrubRecord,
-    report: &ScrubReportMessage,
-) -> anyhow::Result<ExitCode> {
-    let shown: Vec<(u64, ShownScrub)> = report
-        .devices
-        .iter()
-        .filter_map(|device| {
-            Some((device.devid, filesystem.shown(device.devid, record.devices.get(&device.devid)?, None)))
-        })
-        .collect();
-    let units = Units::default();
-    if args.json {
-        print_json(&json!({
-            "uuid": filesystem.fsid,
-            "devices": devices_json(filesystem, &shown),
-            "files": report.files.iter().map(|file| json!(file)).collect::<Vec<_>>(),
-            "repaired_tree_bytes": report.repaired_blocks,
-            "lost_tree_bytes": report.lost_blocks,
-        }))?;
-    } else if !args.quiet && !args.detached {
-        let is_cancelled = report.devices.iter().any(|device| device.is_cancelled);
-        let done = if is_cancelled { "canceled" } else { "done" };
-        let mut text = String::new();
-        if args.by_device {
-            for (devid, shown) in &shown {
-                text += &format!("\nScrub device {} {done}\n", filesystem.name_of(*devid));
-                text += &shown.text(&units, args.raw_counts, now());
-            }
-        } else if let Some(sum) = filesystem.sum(&shown, true) {
-            text = format!("scrub {done} for {}\n", filesystem.fsid) + &sum.text(&units, args.raw_counts, now());
-        }
-        print_out(&text)?;
-    }
-    if !is_progs() && !args.detached {
-        tell_files(report);
-    }
-    let mut failed = false;
-    for device in &report.devices {
-        if let Some(failure) = &device.failure {
-            failed = true;
-            print_error(&anyhow::anyhow!(
-                "the scrub of device {} stopped: {failure}",
-                filesystem.name_of(device.devid)
-            ));
-        }
-    }
-    if failed || report.devices.iter().any(|device| device.is_cancelled) {
-        return Ok(ExitCode::FAILURE);
-    }
-    let sum_of = |count: fn(&Counts) -> u64| report.devices.iter().map(|device| count(&device.counts)).sum::<u64>();
-    if is_progs() && !args.detached && sum_of(|counts| counts.corrected_errors) > 0 {
-        print_err("WARNING: errors detected during scrubbing, corrected");
-    }
-    if report.devices.iter().any(|device| device.counts.uncorrectable_errors > 0) {
-        match is_progs() {
-            _ if args.detached => {}
-            true => print_err("ERROR: there are uncorrectable errors"),
-            false => warn("there are errors without a good copy; restore the files from a backup, then scrub again"),
-        }
-        return Ok(ExitCode::from(UNCORRECTABLE));
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Names each damaged file once.
-fn tell_files(report: &ScrubReportMessage) {
-    for file in &report.files {
-        if file.lost_bytes > 0 {
-            warn(&format!("{}: {} bytes have no good copy", file.path, file.lost_bytes));
-        }
-        if file.repaired_bytes > 0 {
-            warn(&format!("{}: {} bytes were bad in one copy, and another is good", file.path, file.repaired_bytes));
-        }
-    }
-    if report.lost_blocks > 0 {
-        warn(&format!("{} bytes of tree blocks have no good copy", report.lost_blocks));
-    }
-    if report.repaired_blocks > 0 {
-        warn(&format!("{} bytes of tree blocks were bad in one copy, and another is good", report.repaired_blocks));
-    }
-}
-
 fn status(args: ScrubStatusArgs) -> anyhow::Result<ExitCode> {
     let path = args.path.clone().or_image().or_its_mount();
     let (filesystem, running, one) = with_running(&path, &args.image, ImageUse::Read, |channel| {
@@ -496,6 +441,9 @@ fn status(args: ScrubStatusArgs) -> anyhow::Result<ExitCode> {
         text += &sum.text(&args.units, args.raw_counts, now);
     }
     print_out(&text)?;
+    if !is_progs() {
+        tell_absent(&path, &filesystem.without_others(one));
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -568,7 +516,7 @@ impl ScrubbedFilesystem {
         let devices = usage.devices.iter().map(|device| ScrubDevice {
             devid: device.devid,
             path: device.path.clone(),
-            is_usable: device.is_usable,
+            state: device.state(),
             allocated: device.allocated,
         });
         Ok(Self {
@@ -594,9 +542,16 @@ impl ScrubbedFilesystem {
         self.devices.iter().find(is_it).map(|device| device.devid)
     }
 
+    /// This filesystem with one device only, if one was named.
+    fn without_others(mut self, one: Option<u64>) -> Self {
+        self.devices.retain(|device| one.is_none_or(|one| one == device.devid));
+        self
+    }
+
     fn name_of(&self, devid: u64) -> String {
         let path = self.devices.iter().find(|device| device.devid == devid).and_then(|device| device.path.as_ref());
-        format!("{} (id {devid})", path.map_or_else(|| "missing".to_owned(), |path| escaped(path.as_bytes())))
+        let missing = || if is_progs() { String::new() } else { "missing".to_owned() };
+        format!("{} (id {devid})", path.map_or_else(missing, |path| escaped(path.as_bytes())))
     }
 
     fn shown(&self, devid: u64, record: &DeviceScrubRecord, running: Option<&ScrubProgress>) -> ShownScrub {
@@ -628,10 +583,11 @@ impl ScrubbedFilesystem {
 fn devices_json(filesystem: &ScrubbedFilesystem, shown: &[(u64, ShownScrub)]) -> Vec<Value> {
     let one = |(devid, shown): &(u64, ShownScrub)| {
         let mut value = shown.json();
-        value["devid"] = json!(devid);
-        value["path"] = json!(
-            filesystem.devices.iter().find(|device| device.devid == *devid).and_then(|device| device.path.clone())
-        );
+        if let Some(device) = filesystem.devices.iter().find(|device| device.devid == *devid) {
+            for (name, of_device) in device.json().as_object().into_iter().flatten() {
+                value[name] = of_device.clone();
+            }
+        }
         value
     };
     shown.iter().map(one).collect()
@@ -716,6 +672,8 @@ fn now() -> u64 {
 const NOTHING_TO_RESUME: u8 = 2;
 const NOT_RUNNING: u8 = 2;
 const UNCORRECTABLE: u8 = 3;
+/// A device was not scrubbed, because it is missing or failed.
+const NOT_ALL: u8 = 4;
 const TICK: Duration = Duration::from_millis(100);
 /// The record is updated every 5 seconds, as by btrfs-progs.
 const UPDATE_TICKS: u32 = 50;

@@ -48,9 +48,11 @@ pub(super) struct ShownScrub {
 }
 
 impl ShownScrub {
-    /// All devices together. The time is that of the device that takes longest.
+    /// All devices together. The time is that of the device that takes longest. Devices that were never scrubbed do not
+    /// count beside others.
     pub(super) fn sum(devices: &[Self], total: u64) -> Option<Self> {
-        let (first, others) = devices.split_first()?;
+        let begun: Vec<Self> = devices.iter().filter(|device| device.record.started > 0).cloned().collect();
+        let (first, others) = if begun.is_empty() { devices } else { &begun }.split_first()?;
         let mut sum = Self { total, ..first.clone() };
         for other in others {
             let last_physical = sum.record.counts.last_physical.max(other.record.counts.last_physical);
