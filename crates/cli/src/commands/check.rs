@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use ubtrfs_check::{CheckLimits, CheckProgress, Code, Options, Problem, Report};
-use ubtrfs_device::{Access, Device};
+use ubtrfs_device::{Access, Device, MissedChanges};
 use ubtrfs_format::print::json_line;
 
 use super::committed::Committed;
-use super::offline::{open_device, with_members};
+use super::offline::{members_telling, open_device};
+use super::place::is_same_file;
 use crate::common::{Shown, format_size, is_broken_pipe, print_error, print_out, progress_bytes};
 use crate::progs::is_progs;
 
@@ -31,6 +32,10 @@ pub(crate) struct Args {
     /// The image file, or all devices of the filesystem
     #[arg(value_name = "IMAGE", required_unless_present = "explain")]
     devices: Vec<PathBuf>,
+    /// device=PATH names a further device, as a further operand does. degraded changes nothing: what is missing is told,
+    /// and the rest is checked
+    #[arg(short, long, value_name = "OPTIONS", value_delimiter = ',')]
+    options: Vec<String>,
     /// Check an image that is mounted or in use: its last commit, without the log of later fsyncs
     #[arg(long)]
     force: bool,
@@ -88,7 +93,7 @@ fn checked(args: &Args) -> anyhow::Result<bool> {
              check --repair on the rest, copy the image"
         );
     }
-    let paths = with_members(&args.devices)?;
+    let paths = members_telling(&devices(args)?, missed)?;
     if args.force {
         let mut committed = Committed::open(&paths)?;
         if committed.has_writer() {
@@ -114,6 +119,30 @@ fn checked(args: &Args) -> anyhow::Result<bool> {
     printed?;
     print_out(&summary(&report, started.elapsed(), args.json))?;
     Ok(report.is_clean())
+}
+
+/// The devices that the user named.
+fn devices(args: &Args) -> anyhow::Result<Vec<PathBuf>> {
+    let mut devices = args.devices.clone();
+    for option in &args.options {
+        match option.strip_prefix("device=") {
+            Some(path) if !devices.iter().any(|other| is_same_file(other, path.as_ref())) => devices.push(path.into()),
+            Some(_) => {}
+            None if matches!(option.as_str(), "degraded" | "ro") => {}
+            None => anyhow::bail!("a check has only the options device=PATH and degraded, and not {}", option.shown()),
+        }
+    }
+    Ok(devices)
+}
+
+/// The message about a device that was found, and is not checked.
+fn missed(device: &MissedChanges) -> String {
+    let MissedChanges { path, generation, newest } = device;
+    format!(
+        "{0} is not used: it has generation {generation}, and the newest is {newest}, so it missed changes; to check it too, name \
+         it after the image; if it is a device of this filesystem and no backup, a mount brings it up to date: -o device={0}",
+        path.shown()
+    )
 }
 
 /// Checks the last commit of a filesystem that another process may write to. Problems are printed only when no newer commit

@@ -527,3 +527,44 @@ fn device_usage_has_the_lines_of_btrfs_progs() {
         assert_eq!(value["devices"], json(&["filesystem", "show", "--json", &images[0]])["devices"]);
     }
 }
+
+#[test]
+fn each_command_takes_the_remedies_that_it_names() {
+    if !capability::fuse() {
+        return;
+    }
+    let array = made("raid1", &["a.img", "b.img"]);
+    let [a, b, away] = ["a.img", "b.img", "away/b.img"].map(|name| array.at(name));
+    fs::rename(&b, &away).unwrap();
+    let named = format!("device={away}");
+    for line in [
+        &["filesystem", "resize", "-o", &named, "2:+10M", &a][..],
+        &["filesystem", "trim", "-o", &named, "-o", "64K", &a],
+        &["filesystem", "trim", "--options", &named, &a],
+        &["device", "ready", "-o", &named, &a],
+        &["check", "-o", &named, &a],
+        &["check", &a, &away],
+    ] {
+        ok(ubtrfs(line));
+    }
+    refused(&ubtrfs(["device", "ready", &a]), &["1 of the 2 devices"]);
+    for line in [
+        &["filesystem", "resize", "-o", "degraded", "+10M", &a][..],
+        &["filesystem", "trim", "-o", "degraded", &a],
+        &["device", "ready", "-o", "degraded", &a],
+        &["check", "-o", "degraded", &a],
+    ] {
+        assert!(ubtrfs(line).status.success(), "{line:?}");
+    }
+    refused(&ubtrfs(["filesystem", "trim", "-o", "5x", &a]), &["'5x' is not a size"]);
+    // A check does not bring the device up to date.
+    for n in 0..3 {
+        assert!(ubtrfs(["mkdir", "-o", "degraded", &format!("{a}:/{n}")]).status.success());
+    }
+    fs::rename(&away, &b).unwrap();
+    let checked = ubtrfs(["check", &a]);
+    let said = String::from_utf8_lossy(&checked.stderr).into_owned();
+    for words in ["b.img is not used", "-o device=", "name it after the image"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+}

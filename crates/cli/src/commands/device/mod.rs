@@ -21,7 +21,7 @@ use ubtrfs_format::superblock::{MAGIC, Superblock};
 use self::remove::is_same_device;
 use super::committed::first_superblock;
 use super::filesystem::{DeviceUsageArgs, device_usage};
-use super::offline::{ImageUse, open_device, with_members};
+use super::offline::{ImageOptions, ImageUse, given_devices, mount_options, open_device, with_image, with_members};
 use super::place::{CommandTarget, FilesystemArgs, await_server, find_own, with_channel};
 use crate::columns::columns;
 use crate::common::{Shown, each, print_json, print_out, print_progs_json};
@@ -46,12 +46,15 @@ enum Command {
 
 /// Tell whether all devices of a filesystem are there
 ///
-/// Exit status: 0 if they are, 1 if some are missing.
+/// Exit status: 0 if they are, 1 if some are missing. With -o degraded, a filesystem is also ready if it can be opened
+/// without the missing devices.
 #[derive(clap::Args)]
 struct ReadyArgs {
     /// One device or image of the filesystem
     #[arg(value_name = "DEVICE")]
     device: PathBuf,
+    #[command(flatten)]
+    image: ImageOptions,
 }
 
 /// Say which devices hold a btrfs
@@ -131,7 +134,11 @@ pub(crate) fn unexpected(target: &CommandTarget) -> anyhow::Error {
 
 fn ready(args: &ReadyArgs) -> anyhow::Result<ExitCode> {
     let nr_devices = superblock_of(&args.device)?.num_devices;
-    let nr_found = with_members(std::slice::from_ref(&args.device))?.len();
+    let options = mount_options(&args.image)?;
+    if options.degraded {
+        return with_image(&args.device, &args.image, ImageUse::Read, |_| Ok(ExitCode::SUCCESS));
+    }
+    let nr_found = with_members(&given_devices(&args.device, &options))?.len();
     if u64::try_from(nr_found).is_ok_and(|found| found >= nr_devices) {
         return Ok(ExitCode::SUCCESS);
     }

@@ -42,7 +42,7 @@ pub(crate) use ubtrfs_archive::walk::{
     COPY_LEN, DirName, VisitedDirs, child_path, data_ranges, join, normal_names, read_names, read_pieces,
 };
 use ubtrfs_control::{Channel, ImageWork};
-use ubtrfs_device::{Access, Device, FileDevice, OpenError, find_members, is_seed, lock_order};
+use ubtrfs_device::{Access, Device, FileDevice, MissedChanges, OpenError, find_members, is_seed, lock_order};
 use ubtrfs_fs::{Attr, DeviceSummary, Fs, InodeId, MemberState, MountOptions, Rescue, find_devices, mode};
 
 use super::committed::refuse_foreign;
@@ -277,13 +277,22 @@ pub(crate) fn members_of(first: &Path, options: &ImageOptions) -> anyhow::Result
 /// The given devices, and the other devices of their filesystem that are found. Names on stderr the ones that are left out,
 /// because they missed changes.
 pub(crate) fn with_members(given: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    members_telling(given, MissedChanges::to_string)
+}
+
+/// Works like [`with_members`], with another text about devices that missed changes.
+pub(crate) fn members_telling(
+    given: &[PathBuf],
+    missed: impl Fn(&MissedChanges) -> String,
+) -> anyhow::Result<Vec<PathBuf>> {
     for path in given {
         await_server(path)?;
         refuse_names_of_others(path)?;
     }
     let paths: Vec<&Path> = given.iter().map(PathBuf::as_path).collect();
     let members = find_devices(&paths).context("cannot tell the devices of the filesystem apart")?;
-    members.left_out.iter().for_each(|device| warn(&device.to_string()));
+    members.left_out.iter().for_each(|device| warn(&missed(device)));
+    members.of_others.iter().for_each(|device| warn(&device.to_string()));
     Ok(given.iter().cloned().chain(members.found).collect())
 }
 
