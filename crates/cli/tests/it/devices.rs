@@ -574,3 +574,26 @@ fn a_copy_of_a_seed_and_a_truncated_one_are_refused() {
     let found = String::from_utf8_lossy(&checked.stdout);
     assert!(!checked.status.success() && found.contains("device 1 has 209715200 bytes"), "{found}");
 }
+
+#[test]
+fn devices_are_looked_at_before_the_first_one_is_added_or_removed() {
+    let bed = Bed::new();
+    let [a, b, c, none] = ["a.img", "b.img", "c.img", "none.img"].map(|name| bed.at(name));
+    ok(ubtrfs(["mkfs", "-q", "-b", "256M", "-d", "single", "-m", "single", &a, &b]));
+    bed.blank("c.img", 256);
+    fs::write(bed.path("precious"), "no zeros".repeat(5_000_000)).unwrap();
+    ok(ubtrfs(["mkfs", "-q", "-b", "256M", &bed.at("other.img")]));
+    for (second, words) in [
+        (&none, "none.img does not exist"),
+        (&b, "is a device of this filesystem already"),
+        (&bed.at("precious"), "is a file with content"),
+        (&bed.at("other.img"), "contains a btrfs filesystem"),
+    ] {
+        refused(&ubtrfs(["device", "add", &c, second, &a]), &[words]);
+        assert!(ok(ubtrfs(["filesystem", "show", &a])).contains("Total devices 2"), "{words}");
+    }
+    for twice in [["1", "1"], ["2", &b]] {
+        refused(&ubtrfs(["device", "remove", twice[0], twice[1], &a]), &["is given twice"]);
+        assert!(ok(ubtrfs(["filesystem", "show", &a])).contains("Total devices 2"), "{twice:?}");
+    }
+}

@@ -10,12 +10,13 @@ use anyhow::{Context, anyhow, bail};
 use serde_json::json;
 use ubtrfs_control::device::{NewDevice, Request, Response};
 use ubtrfs_control::resolve::PathBytes;
-use ubtrfs_control::{Channel, ImageId, ImageWork};
+use ubtrfs_control::{Channel, ImageId, ImageWork, filesystem};
 use ubtrfs_device::{Device, FileDevice, is_seed, loop_file};
 use ubtrfs_format::print::{escaped, insert_name};
+use ubtrfs_transaction::detect;
 
 use super::remove::is_same_device;
-use super::{filesystem_of, unexpected};
+use super::{call_filesystem, filesystem_of, unexpected};
 use crate::commands::offline::{ImageOptions, ImageUse};
 use crate::commands::place::{CommandTarget, find_own, with_channel};
 use crate::commands::served::with_served;
@@ -59,6 +60,9 @@ pub(super) fn run(args: &AddArgs) -> anyhow::Result<ExitCode> {
         }
     }
     let work = |channel: &Channel<'_>| {
+        if devices.len() > 1 {
+            devices.iter().try_for_each(|path| look_at(channel, &target, path, args.force))?;
+        }
         let mut added = Vec::new();
         for (index, path) in devices.iter().enumerate() {
             let (value, to_write) = add(args, channel, &target, path)?;
@@ -88,6 +92,31 @@ fn holding_filesystem(file: &File) -> Option<u64> {
         true => loop_file(metadata.rdev()).map(|(dev, _)| dev),
         false => Some(metadata.dev()),
     }
+}
+
+/// Fails if a device cannot be added, as far as that can be told before another device is added.
+fn look_at(channel: &Channel<'_>, target: &CommandTarget, path: &Path, force: bool) -> anyhow::Result<()> {
+    new_device(path, target, force, true)?;
+    let filesystem::Response::Usage(usage) = call_filesystem(channel, target, filesystem::Request::Usage)? else {
+        return Err(unexpected(target));
+    };
+    let members = usage.devices.iter().filter_map(|device| device.path.as_deref());
+    if members.map(Path::new).any(|member| is_same_device(member, path)) {
+        bail!("{} is a device of this filesystem already; nothing was added", path.shown());
+    }
+    let found = find_own(path)?.with_context(|| format!("{} does not exist", path.shown()))?;
+    let device = FileDevice::open_found_beside_writer(&found, path)?;
+    match detect(&device)? {
+        _ if force => {}
+        Some(content) => {
+            bail!("{} contains {content}; to overwrite it, use -f; nothing was added", path.shown())
+        }
+        None if !device.is_block_device() && device.has_content()? => {
+            bail!("{} is a file with content; to overwrite it, use -f; nothing was added", path.shown())
+        }
+        None => {}
+    }
+    Ok(())
 }
 
 /// Adds a device and prints a message. Returns the facts about the device. If the device began a new filesystem on a

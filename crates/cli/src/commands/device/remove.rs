@@ -48,6 +48,11 @@ pub(super) fn run(args: &RemoveArgs) -> anyhow::Result<ExitCode> {
     }
     let removed = with_served(&target, &args.image, ImageWork::Removal, |channel| {
         let devids = devids_of(channel, &target, &devices)?;
+        for (index, devid) in devids.iter().enumerate() {
+            if devids.iter().take(index).any(|other| other == devid) {
+                bail!("device {devid} is given twice; nothing was removed");
+            }
+        }
         let request = ubtrfs_control::Request::Device(Request::Remove { devids: devids.clone() });
         let done = with_progress_in_bytes("moving what is on the device", |job| channel.call_with(request, &[], job));
         let names = devices.iter().map(|device| device.shown()).collect::<Vec<_>>().join(", ");
