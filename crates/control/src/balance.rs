@@ -305,7 +305,7 @@ impl Filters {
         }
         if let Some(name) = &self.convert {
             filters |= BalanceFilters::CONVERT;
-            args.target = profile_named(name)?;
+            args.target = profile_to_write(name)?;
         }
         filters.set(BalanceFilters::SOFT, self.soft);
         args.flags = filters.bits();
@@ -340,10 +340,19 @@ impl Filters {
 }
 
 fn profile_named(name: &str) -> Result<u64> {
-    Profile::named(name).map(BalanceArgs::profile_bit).ok_or_else(|| {
-        let known: Vec<String> = Profile::ALL.iter().map(|profile| profile.name.to_lowercase()).collect();
-        CommandFailure::new(Errno::INVAL, format!("there is no profile '{name}'; use one of {}", known.join(", ")))
-    })
+    Profile::named(name).map(BalanceArgs::profile_bit).ok_or_else(|| unknown_profile(name, |_| true))
+}
+
+/// The profile that block groups are to get.
+fn profile_to_write(name: &str) -> Result<u64> {
+    let known = Profile::named(name).ok_or_else(|| unknown_profile(name, |profile| !profile.has_parity()))?;
+    Ok(BalanceArgs::profile_bit(known))
+}
+
+fn unknown_profile(name: &str, is_offered: impl Fn(&Profile) -> bool) -> CommandFailure {
+    let offered = Profile::ALL.iter().filter(|profile| is_offered(profile));
+    let names: Vec<String> = offered.map(|profile| profile.name.to_lowercase()).collect();
+    CommandFailure::new(Errno::INVAL, format!("there is no profile '{name}'; use one of {}", names.join(", ")))
 }
 
 /// The names of the profiles with these bits. Without names there would be no filter, so bits that no profile has get

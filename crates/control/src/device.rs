@@ -210,6 +210,7 @@ pub(crate) fn known(context: &CommandContext<'_>, devid: u64) -> Result<DevId> {
 }
 
 fn add(context: &CommandContext<'_>, new: &NewDevice) -> Result<Response> {
+    refuse_confined(context, "add the device to", &["device", "add"], new)?;
     let device = open_new(context, new)?;
     if context.fs.is_seed() {
         let (devid, fsid) = context.fs.make_sprout(Arc::clone(&device), context.job)?;
@@ -219,6 +220,26 @@ fn add(context: &CommandContext<'_>, new: &NewDevice) -> Result<Response> {
         return Ok(Response::Sprouted { devid: devid.0, fsid, is_shown, problem });
     }
     Ok(Response::Added { devid: context.fs.add_device(device, context.job)?.0 })
+}
+
+/// Fails if the server can open no new device. The message has the command for the image: its words, the new device, the
+/// image.
+pub(crate) fn refuse_confined(
+    context: &CommandContext<'_>,
+    what: &str,
+    command: &[&str],
+    new: &NewDevice,
+) -> Result<()> {
+    if !context.host.is_confined() {
+        return Ok(());
+    }
+    let image = context.fs.space_usage().devices.into_iter().find_map(|device| device.path).unwrap_or_default();
+    let (command, new) = (command.join(" "), escaped(&new.path.0));
+    let text = format!(
+        "the server is confined and opens no files; unmount the filesystem, {what} its image with `ubtrfs {command} {new} {image}`, \
+         and mount it again"
+    );
+    Err(CommandFailure::new(Errno::PERM, text))
 }
 
 /// Opens a device for the filesystem, and discards its content.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use ubtrfs_device::{Access, Device, FileDevice, OpenError};
-use ubtrfs_format::RootId;
 use ubtrfs_format::print::escaped;
+use ubtrfs_format::{Profile, RootId};
 use ubtrfs_fs::{Fs, InodeId};
 use ubtrfs_transaction::Job;
 
@@ -140,6 +140,11 @@ pub trait Host: Send + Sync {
         open_device(path, id, force)
     }
 
+    /// Whether the host can open no further device.
+    fn is_confined(&self) -> bool {
+        false
+    }
+
     /// The host's own counters, as Prometheus text. `names_files` tells whether the text may name files.
     fn stats(&self, _names_files: bool) -> String {
         String::new()
@@ -251,7 +256,14 @@ pub fn execute(context: &CommandContext<'_>, request: Request) -> Result<Respons
     let is_refused =
         |(nr, file): (usize, &OpenFile)| file.is_read_only_mount && !makes_sprout && request.changes_through(nr);
     if context.files.iter().enumerate().any(is_refused) {
-        return Err(CommandFailure::new(Errno::ROFS, "this mount of the filesystem is read-only; use a writable one"));
+        let has_parity = |flags| Profile::of(flags).is_some_and(Profile::has_parity);
+        let text = match context.fs.space_usage().groups.iter().any(|group| has_parity(group.flags)) {
+            true => {
+                "ubtrfs only reads RAID5 and RAID6, so this filesystem is always read-only; use Linux to change or scrub it"
+            }
+            false => "this mount of the filesystem is read-only; use a writable one",
+        };
+        return Err(CommandFailure::new(Errno::ROFS, text));
     }
     if request.changes() {
         context.host.note_change();

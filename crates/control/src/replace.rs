@@ -11,7 +11,7 @@ use ubtrfs_format::item::DevReplaceItem;
 use ubtrfs_format::print::escaped;
 use ubtrfs_fs::{ReplaceReport, ReplaceRequest};
 
-use crate::device::{NewDevice, known, moving_failed, open_new};
+use crate::device::{NewDevice, known, moving_failed, open_new, refuse_confined};
 use crate::execute::CommandContext;
 use crate::failure::{CommandFailure, Result};
 use crate::resolve::PathBytes;
@@ -130,6 +130,7 @@ fn replace(context: &CommandContext<'_>, start: &StartReplace) -> Result<Replace
         // Before the content of the new device is discarded.
         return Err(ubtrfs_fs::Error::InProgress(ubtrfs_fs::REPLACE_RUNS).into());
     }
+    refuse_confined(context, "replace the device in", &["replace", "start", &devid.to_string()], &start.new)?;
     let device = open_new(context, &start.new)?;
     let request = ReplaceRequest { devid, device, avoids_source: start.avoids_source };
     let replaced = context.fs.replace_device(&request, context.job).map_err(|error| {

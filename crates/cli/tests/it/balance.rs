@@ -434,6 +434,23 @@ fn wrong_filters_are_told() {
 }
 
 #[test]
+fn only_profiles_that_can_be_written_are_offered() {
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(200 << 20).unwrap();
+    let path = image.path().to_str().unwrap();
+    ok(ubtrfs(["mkfs", "-f", path]));
+    let said = |filters: &str| {
+        let output = balance(&["start", filters], path);
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let offered = said("-dconvert=triple");
+    assert!(offered.contains("raid1c4, raid10") && !offered.contains("raid5"), "{offered}");
+    assert!(said("-dprofiles=triple").contains("raid5"));
+    assert!(said("-dconvert=raid5").contains("profiles with parity"));
+}
+
+#[test]
 fn status_1_of_balance_status_means_a_balance_and_2_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let missing = dir.path().join("missing.img").display().to_string();

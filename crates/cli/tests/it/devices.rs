@@ -147,8 +147,14 @@ fn a_confined_server_takes_no_device_and_says_what_to_do() {
     bed.blank("b.img", 256);
     ok(ubtrfs(["mount", "--sandbox", &a, &m]));
     let output = ubtrfs(["device", "add", &b, &m]);
+    let replaced = ubtrfs(["replace", "start", "-B", "1", &b, &m]);
     ok(ubtrfs(["umount", &m]));
     refused(&output, &["the server is confined", "unmount the filesystem, add the device to its image"]);
+    refused(&output, &[&format!("`ubtrfs device add {b} {a}`")]);
+    refused(
+        &replaced,
+        &["unmount the filesystem, replace the device in its image", &format!("`ubtrfs replace start 1 {b} {a}`")],
+    );
     ok(ubtrfs(["device", "add", &b, &a]));
     assert!(ok(ubtrfs(["check", &a])).contains(": clean"));
 }

@@ -246,6 +246,30 @@ fn a_scrub_names_each_device_that_it_leaves_out() {
 }
 
 #[test]
+fn parity_is_only_read_and_a_scrub_says_so() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let images = ["a", "b", "c"].map(|name| text(&dir.path().join(name)));
+    for image in &images {
+        fs::File::create(image).unwrap().set_len(300 * MIB as u64).unwrap();
+    }
+    let line = ["-q", "-d", "raid5", "-m", "raid1"].map(str::to_owned);
+    run("mkfs.btrfs", line.iter().chain(&images)).unwrap();
+    let at = text(&dir.path().join("mount"));
+    fs::create_dir(&at).unwrap();
+    assert!(ubtrfs(["mount", &images[0], &at]).status.success());
+    let outputs = ["-B", "-Br"].map(|how| ubtrfs(["scrub", "start", how, &at]));
+    ok(ubtrfs(["umount", &at]));
+    for output in &outputs {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains("RAID5 and RAID6") && said.contains("Linux"), "{said}");
+        assert!(!said.contains("use a writable one"), "{said}");
+    }
+}
+
+#[test]
 fn wrong_uses_are_refused_with_advice() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
