@@ -45,7 +45,9 @@ pub use exclusive_use::{claim_block_device, lock_order, refuse_in_use};
 pub use file::{Access, FileDevice};
 pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, fuse_rings_are_off, has_fuse_rings};
 pub use loop_watch::{LoopEvent, LoopWatch, TellLoopEvent};
-pub use members::{FoundMembers, MissedChanges, PossibleSeed, ambiguous_seeds, block_devices, find_members, is_seed};
+pub use members::{
+    DeviceOfOther, FoundMembers, MissedChanges, PossibleSeed, ambiguous_seeds, block_devices, find_members, is_seed,
+};
 pub use memory::MemoryDevice;
 pub use mount_calls::{change_mount_flags, open_fuse_root};
 pub use mount_ioctl::{ASK_MOUNT, ASK_MOUNT_LEN, ask_mount};

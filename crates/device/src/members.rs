@@ -7,7 +7,8 @@
 //!   and checks.
 //! - I3. A file is found only if its owner owns a given file. Block devices are found only for given block devices, and
 //!   for given files of the calling user. The member with the newest superblock decides what the filesystem shows, and
-//!   older members are overwritten. So nobody's file or device joins a filesystem of another user.
+//!   older members are overwritten. So nobody's file or device joins a filesystem of another user. A member that is left
+//!   out for this reason is returned apart, for a message.
 //! - I4. A device id belongs to one device. Two devices with the same id, such as a copied image beside its original, are
 //!   an error unless the caller has named one of them, or one of them missed changes and the other one did not.
 //! - I5. A device that missed changes is brought up to date, which overwrites it. Such a device may be a backup. So the
@@ -52,6 +53,34 @@ pub struct FoundMembers {
     pub seeds: Vec<PossibleSeed>,
     /// Devices that missed changes, whose device id no other device has (I5).
     pub left_out: Vec<MissedChanges>,
+    /// Devices that I3 leaves out, and whose device id no other device has.
+    pub of_others: Vec<DeviceOfOther>,
+}
+
+/// A device that was found, and is not used, because it may be of somebody else (I3).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceOfOther {
+    /// The device.
+    pub path: PathBuf,
+    /// The owner of an image file; `None` for a block device.
+    pub owner: Option<u32>,
+}
+
+impl fmt::Display for DeviceOfOther {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = escaped(self.path.as_os_str().as_encoded_bytes());
+        match self.owner {
+            Some(owner) => write!(
+                f,
+                "{path} is not used: it belongs to user {owner}, and the search takes only files of the owner of the named image"
+            )?,
+            None => write!(
+                f,
+                "{path} is not used: the search takes block devices only for a named block device, or an image file that you own"
+            )?,
+        }
+        write!(f, "; if you trust it, name it: -o device={path}")
+    }
 }
 
 /// A seed device on which a filesystem builds, if its chunk tree has this id and this UUID.
@@ -116,6 +145,7 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
     };
     let mut found: BTreeMap<u64, Vec<ScannedDevice>> = BTreeMap::new();
     let mut seeds: Vec<ScannedDevice> = Vec::new();
+    let mut of_others: Vec<ScannedDevice> = Vec::new();
     for path in candidates(given) {
         let Some(member) = ScannedDevice::of(&path, OFlags::NOFOLLOW) else { continue };
         if only_target && member.devid != TARGET_DEVID {
@@ -127,7 +157,11 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
             }
             continue;
         }
-        if member.fsid != first.fsid || !is_trusted(&member) || known.iter().any(|other| other.place == member.place) {
+        if member.fsid != first.fsid || known.iter().any(|other| other.place == member.place) {
+            continue;
+        }
+        if !is_trusted(&member) {
+            of_others.push(member);
             continue;
         }
         if let Some(own) = known.iter().find(|own| own.devid == member.devid) {
@@ -148,6 +182,7 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
     // Whether a found device says that all given ones missed changes. Then the copies have no judge.
     let is_ahead = newest_given.is_none_or(|given| given.saturating_add(1) < newest);
     let mut members = FoundMembers::default();
+    let devids: Vec<u64> = found.keys().copied().collect();
     for (_, mut candidates) in found {
         let all: Vec<(DeviceIdentity, u64)> = candidates.iter().map(|member| (member.place, member.since)).collect();
         candidates.retain(|member| {
@@ -178,6 +213,15 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
             [_] => members.found.extend(whole.into_iter().map(|member| member.path)),
         }
     }
+    let is_lacking = |member: &ScannedDevice| {
+        member.generation.is_some()
+            && !known.iter().any(|own| own.devid == member.devid)
+            && !devids.contains(&member.devid)
+    };
+    of_others.retain(is_lacking);
+    let of_other =
+        |member: ScannedDevice| DeviceOfOther { path: member.path, owner: (!member.is_block).then_some(member.owner) };
+    members.of_others.extend(of_others.into_iter().map(of_other));
     // I9. A seed device that is named counts, and its copies do not.
     let is_named =
         |seed: &ScannedDevice| known.iter().any(|given| (given.fsid, given.devid) == (seed.fsid, seed.devid));

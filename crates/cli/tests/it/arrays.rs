@@ -568,3 +568,23 @@ fn each_command_takes_the_remedies_that_it_names() {
         assert!(said.contains(words), "{words}: {said}");
     }
 }
+
+#[test]
+fn a_device_of_another_owner_is_named_and_not_taken() {
+    if !capability::root() {
+        return;
+    }
+    let array = made("raid1", &["a.img", "b.img"]);
+    let [a, b] = ["a.img", "b.img"].map(|name| array.at(name));
+    std::os::unix::fs::chown(&b, Some(65534), None).unwrap();
+    let said = told(&ubtrfs(["ls", &a])).1;
+    for words in ["b.img is not used", "user 65534", "owner of the named image", &format!("-o device={b}")] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert_eq!(ok(ubtrfs(["ls", "-o", &format!("device={b}"), &a])), "");
+    // A copy of a device that is there is of no interest.
+    std::os::unix::fs::chown(&b, Some(0), None).unwrap();
+    fs::copy(&b, array.path("copy.img")).unwrap();
+    std::os::unix::fs::chown(array.path("copy.img"), Some(65534), None).unwrap();
+    assert_eq!(ok(ubtrfs(["ls", &a])), "");
+}
