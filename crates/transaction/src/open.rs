@@ -201,12 +201,13 @@ impl Loaded {
         let check =
             CheckContext::new(&superblock).with_seeds(&volumes.seed_fsids()).with_csum(!rescue.ignore_meta_csums);
         let store = Arc::new(NodeStore::new(Arc::clone(&volumes), check, nodesize, cache_bytes));
-        let chunk_tree_uuid = load_chunk_tree(&volumes, &store, &superblock)?;
+        let missing = |error| volumes.naming_missing(error);
+        let chunk_tree_uuid = load_chunk_tree(&volumes, &store, &superblock).map_err(missing)?;
         // Profiles and missing devices are known now, because the chunk map is loaded.
         let refusal = went_back.or_else(|| volumes.write_refusal());
         check_one_history(&volumes, geometry.csum_type)?;
         check_own_records(&volumes, geometry.csum_type)?;
-        let trees = load_own_trees(&store, &superblock)?;
+        let trees = load_own_trees(&store, &superblock).map_err(missing)?;
         let mut replacement = None;
         if let Some(dev_tree) = trees.get(&RootId::DEV_TREE) {
             let is_writable = refusal.is_none() && !options.read_only;

@@ -212,16 +212,36 @@ impl Volumes {
         let nr_given = devices.values().filter(|member| member.device().is_some()).count();
         let counted = format!("{nr_given} of its {} devices were given", self.superblock.num_devices);
         let missing = devices.values().filter(|member| member.state() == MemberState::Missing);
-        let named: Vec<String> = missing
+        let mut named: BTreeMap<u64, String> = missing
             .map(|member| {
                 let item = member.item.read();
-                match member.is_seed() {
+                let text = match member.is_seed() {
                     false => format!("device {} (uuid {})", item.devid, item.uuid),
                     true => format!("seed device {} (uuid {}) of {}", item.devid, item.uuid, item.fsid),
-                }
+                };
+                (item.devid.0, text)
             })
             .collect();
+        // Before the device items are loaded, the chunks of the superblock name some of the devices.
+        for chunk in self.chunks.all() {
+            for stripe in chunk.item.stripes.iter().filter(|stripe| !devices.contains_key(&stripe.devid.0)) {
+                let text = || format!("device {} (uuid {})", stripe.devid, stripe.dev_uuid);
+                named.entry(stripe.devid.0).or_insert_with(text);
+            }
+        }
+        let named: Vec<String> = named.into_values().collect();
         Some(if named.is_empty() { counted } else { format!("{counted}; missing: {}", named.join(", ")) })
+    }
+
+    /// Adds the names of the missing devices to the failure of a read.
+    pub fn naming_missing(&self, error: Error) -> Error {
+        match (error, self.missing_devices()) {
+            (Error::Io { op, device, offset, len_bytes, source }, Some(missing)) => {
+                let source = std::io::Error::new(source.kind(), format!("{source}; {missing}"));
+                Error::io(op, device, offset, len_bytes, source)
+            }
+            (error, _) => error,
+        }
     }
 
     /// The superblock read at open.

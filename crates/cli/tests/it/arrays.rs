@@ -588,3 +588,18 @@ fn a_device_of_another_owner_is_named_and_not_taken() {
     std::os::unix::fs::chown(array.path("copy.img"), Some(65534), None).unwrap();
     assert_eq!(ok(ubtrfs(["ls", &a])), "");
 }
+
+#[test]
+fn all_missing_devices_are_named_if_too_many_are_lost() {
+    let array = made("raid10", &["a.img", "b.img", "c.img", "d.img"]);
+    let shown = json(&["filesystem", "show", "--json", &array.at("a.img")]);
+    let uuid = |index: usize| shown["devices"][index]["uuid"].as_str().unwrap().to_owned();
+    let lost = [format!("device 1 (uuid {})", uuid(0)), format!("device 2 (uuid {})", uuid(1))];
+    for name in ["a.img", "b.img"] {
+        fs::rename(array.path(name), array.path("away").join(name)).unwrap();
+    }
+    for options in ["ro", "degraded"] {
+        let output = ubtrfs(["ls", "-o", options, &array.at("c.img")]);
+        refused(&output, &["2 of its 4 devices were given", &lost[0], &lost[1]]);
+    }
+}
