@@ -261,20 +261,29 @@ fn check_member(own: &Superblock, newest: &Superblock, device: &dyn Device) -> R
     }
     let (wanted, have) = (own.dev_item.total_bytes, device.len_bytes());
     if have < wanted {
-        let is_alone = newest.num_devices <= 1;
-        let hint = if is_alone { "restore the whole image; ubtrfs changed nothing" } else { GO_ON_WITHOUT };
-        return Err(truncated(device, wanted, hint));
+        if newest.num_devices <= 1 {
+            return Err(truncated(device, wanted, "restore the whole image; ubtrfs changed nothing"));
+        }
+        return Err(Error::Refused {
+            what: format!(
+                "{}; to fill an image file again, run: truncate -s {wanted} {}",
+                short(device, wanted),
+                device.describe()
+            ),
+            hint: FILL_OR_GO_ON,
+        });
     }
     Ok(())
 }
 
 /// The error for a device that is smaller than its device item says.
 pub(crate) fn truncated(device: &dyn Device, wanted: u64, hint: &'static str) -> Error {
+    Error::Refused { what: short(device, wanted), hint }
+}
+
+fn short(device: &dyn Device, wanted: u64) -> String {
     let (name, have) = (device.describe(), device.len_bytes());
-    Error::Refused {
-        what: format!("{name} is truncated: it has {have} bytes, and the filesystem needs {wanted}"),
-        hint,
-    }
+    format!("{name} is truncated: it has {have} bytes, and the filesystem needs {wanted}")
 }
 
 /// Leaves out devices in whose place others are (I6).
@@ -335,6 +344,10 @@ fn check_history(own: &Superblock, newest: &Superblock, device: &dyn Device) -> 
     }
     Err(split_brain(&device.describe(), "the newest device", own.generation))
 }
+
+/// The advice on a device of several that is too short.
+const FILL_OR_GO_ON: &str = "then name it (-o device=), and scrub; or go on without it: leave it out of the command, and use -o degraded; \
+     ubtrfs changed nothing";
 
 /// The advice on a device of several that cannot be used.
 const GO_ON_WITHOUT: &str =

@@ -603,3 +603,25 @@ fn all_missing_devices_are_named_if_too_many_are_lost() {
         refused(&output, &["2 of its 4 devices were given", &lost[0], &lost[1]]);
     }
 }
+
+#[test]
+fn a_shortened_device_that_missed_changes_is_filled_again() {
+    if !capability::fuse() {
+        return;
+    }
+    let array = made("raid1", &["a.img", "b.img"]);
+    let [a, b, m] = ["a.img", "b.img", "m"].map(|name| array.at(name));
+    fs::rename(&b, array.path("away/b.img")).unwrap();
+    for n in 0..3 {
+        assert!(ubtrfs(["mkdir", "-o", "degraded", &format!("{a}:/{n}")]).status.success());
+    }
+    fs::rename(array.path("away/b.img"), &b).unwrap();
+    fs::File::options().write(true).open(&b).unwrap().set_len(100 << 20).unwrap();
+    let remedy = format!("truncate -s 314572800 {b}");
+    refused(&ubtrfs(["ls", "-o", &format!("device={b}"), &a]), &["is truncated", &remedy, "then name it (-o device=)"]);
+    sh("truncate", ["-s", "314572800", &b]).unwrap();
+    assert!(ubtrfs(["mount", &a, &b, &m]).status.success());
+    assert!(ubtrfs(["scrub", "start", "-B", &m]).status.success());
+    ok(ubtrfs(["umount", &m]));
+    judged(&[&a, &b]);
+}
