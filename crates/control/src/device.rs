@@ -291,7 +291,8 @@ fn remove(context: &CommandContext<'_>, devids: &[u64]) -> Result<Response> {
     }
     let removed = context.fs.remove_devices(&devids, context.job);
     removed.map_err(|error| {
-        let no_space = "no space left on the other devices; add a device first, or remove files";
+        let no_space = "no space left on the other devices, where what was moved so far stays; repeat the removal after you added a \
+                        device, removed files, or compacted block groups with: ubtrfs balance start -dusage=90 -musage=90";
         let cancelled = "it was cancelled; what was moved so far stays on the other devices";
         moving_failed(context, error, no_space, cancelled)
     })?;

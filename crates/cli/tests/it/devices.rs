@@ -603,3 +603,26 @@ fn devices_are_looked_at_before_the_first_one_is_added_or_removed() {
         assert!(ok(ubtrfs(["filesystem", "show", &a])).contains("Total devices 2"), "{twice:?}");
     }
 }
+
+#[test]
+fn a_removal_without_space_names_the_remedies() {
+    let bed = Bed::new();
+    let [a, b] = ["a.img", "b.img"].map(|name| bed.at(name));
+    ok(ubtrfs(["mkfs", "-q", "-b", "500M", "-d", "raid1", "-m", "raid1", &a, &b]));
+    fs::write(bed.path("file"), vec![7; 400 << 20]).unwrap();
+    ok(ubtrfs(["cp", &bed.at("file"), &format!("{a}:/file")]));
+    ok(ubtrfs(["device", "add", &bed.blank("c.img", 450), &a]));
+    let output = ubtrfs(["device", "remove", "2", &a]);
+    if output.status.success() {
+        eprintln!("skipped: the space is enough");
+        return;
+    }
+    refused(
+        &output,
+        &["no space left", "added a device", "removed files", "ubtrfs balance start -dusage=90 -musage=90"],
+    );
+    assert!(String::from_utf8_lossy(&output.stderr).ends_with(&format!(" {a}\n")), "{output:?}");
+    ok(ubtrfs(["device", "add", &bed.blank("d.img", 200), &a]));
+    ok(ubtrfs(["device", "remove", "2", &a]));
+    assert!(ok(ubtrfs(["check", &a])).contains(": clean"));
+}

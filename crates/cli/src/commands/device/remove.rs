@@ -57,7 +57,12 @@ pub(super) fn run(args: &RemoveArgs) -> anyhow::Result<ExitCode> {
         let done = with_progress_in_bytes("moving what is on the device", |job| channel.call_with(request, &[], job));
         let names = devices.iter().map(|device| device.shown()).collect::<Vec<_>>().join(", ");
         let failed = |failure: CommandFailure| {
-            let text = || anyhow!("cannot remove {names} from {target}: {failure}");
+            // The server does not know the path.
+            let is_no_space = failure.errno() == Errno::NOSPC;
+            let options =
+                args.image.options.iter().map(|options| format!(" -o {}", options.shown())).collect::<String>();
+            let place = if is_no_space { format!("{options} {}", target.filesystem()) } else { String::new() };
+            let text = || anyhow!("cannot remove {names} from {target}: {failure}{place}");
             failed_call(&failure, &[Errno::NOENT], || format!("error removing devid {names}")).unwrap_or_else(text)
         };
         match done.map_err(failed)? {
