@@ -44,7 +44,7 @@ codes! {
     Device = "E-DEVICE", "A device item contradicts the device, its extents, or the superblock.";
     DeviceMissing = "W-DEVICE-MISSING", "A device of the filesystem was not given, so its copies were not checked.";
     ChunkLost = "E-CHUNK-LOST", "A chunk has parts whose only copies are on devices that were not given.";
-    DeviceStale = "E-DEVICE-STALE", "A device missed commits: its superblocks are older than those of another device.";
+    DeviceStale = "E-DEVICE-STALE", "A device missed commits: its superblocks are older than those of another device. Mount the filesystem with all devices named, and it is brought up to date.";
     DevStats = "W-DEV-STATS", "Error counters are not zero, or belong to a device that does not exist.";
     BlockGroup = "E-BLOCK-GROUP", "A chunk has no block group of its kind, or a block group has no chunk.";
     BlockGroupUsed = "E-BLOCK-GROUP-USED", "A block group's used bytes are not the sum of its extents.";
