@@ -17,7 +17,7 @@ use ubtrfs_format::print::{escaped, insert_name};
 use ubtrfs_format::superblock::Superblock;
 
 use super::background::{self, BackgroundStart, Detached};
-use super::device::{devids_of, new_device, superblock_of, tell_of_discard, unexpected};
+use super::device::{devids_of, new_device, none_missing, superblock_of, tell_of_discard, unexpected};
 use super::offline::text::day_time_text;
 use super::offline::{ImageOptions, ImageUse};
 use super::place::{CommandTarget, with_channel};
@@ -140,7 +140,7 @@ fn start(args: &ReplaceStartArgs) -> anyhow::Result<ExitCode> {
         while args.enqueue && matches!(target, CommandTarget::Mounted(_)) && is_running(&ask(channel, &target)?) {
             std::thread::sleep(QUEUE_WAIT);
         }
-        let devids = devids_of(channel, &target, std::slice::from_ref(&args.old))?;
+        let devids = devids_of(channel, &target, std::slice::from_ref(&args.old), none_missing)?;
         let devid = *devids.first().context("one device was named")?;
         if is_begun(&ask(channel, &target)?, devid) {
             if matches!(target, CommandTarget::Image(_)) && !goes_to_new {
@@ -264,7 +264,7 @@ fn text_of(args: &ReplaceStartArgs, report: &ReplaceReportMessage) -> String {
 /// told before.
 fn start_in_background(args: &ReplaceStartArgs, target: &CommandTarget) -> anyhow::Result<ExitCode> {
     let size_bytes = with_channel(target, &args.image, ImageUse::Read, |channel| {
-        devids_of(channel, target, std::slice::from_ref(&args.old))?;
+        devids_of(channel, target, std::slice::from_ref(&args.old), none_missing)?;
         new_device(&args.new, target, args.force, args.nodiscard).map(|(_, size_bytes)| size_bytes)
     })?;
     let mut again: Vec<OsString> = ["replace", "start", "--detached"].map(OsString::from).to_vec();

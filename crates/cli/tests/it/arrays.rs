@@ -528,6 +528,31 @@ fn device_usage_has_the_lines_of_btrfs_progs() {
     }
 }
 
+/// Some block groups are converted, and others are not.
+#[test]
+fn several_profiles_are_warned_of_in_the_words_of_btrfs_progs() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    let array = made("single", &["a.img", "b.img"]);
+    let [a, b] = ["a.img", "b.img"].map(|name| array.path(name));
+    let linux = LoopMount::array(&[&a, &b], "").unwrap();
+    let point = text(linux.path());
+    fs::write(linux.join("file"), vec![1; 200 << 20]).unwrap();
+    sh("btrfs", ["filesystem", "sync", &point]).unwrap();
+    sh("btrfs", ["balance", "start", "-dconvert=raid1,limit=1", &point]).unwrap();
+    let theirs = |words: &[&str]| {
+        let output = std::process::Command::new("btrfs").args(words).arg(&point).output().unwrap();
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let expected = [&["filesystem", "df"][..], &["device", "usage"]].map(theirs);
+    linux.close().unwrap();
+    assert!(expected[0].contains("Data: single, raid1"), "{expected:?}");
+    let image = text(&a);
+    assert_eq!(told(&as_btrfs(&["filesystem", "df", &image])).1, expected[0]);
+    assert_eq!(told(&as_btrfs(&["device", "usage", &image])).1, expected[1]);
+}
+
 #[test]
 fn each_command_takes_the_remedies_that_it_names() {
     if !capability::fuse() {

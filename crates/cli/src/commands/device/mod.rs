@@ -5,7 +5,7 @@ mod add;
 mod remove;
 
 pub(crate) use add::{new_device, tell_of_discard};
-pub(crate) use remove::devids_of;
+pub(crate) use remove::{devids_of, none_missing};
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

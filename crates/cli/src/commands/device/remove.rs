@@ -47,7 +47,10 @@ pub(super) fn run(args: &RemoveArgs) -> anyhow::Result<ExitCode> {
         return cancel(&target, &args.image).map(|()| ExitCode::SUCCESS);
     }
     let removed = with_served(&target, &args.image, ImageWork::Removal, |channel| {
-        let devids = devids_of(channel, &target, &devices)?;
+        let devids = devids_of(channel, &target, &devices, |target| match is_progs() {
+            true => "error removing device 'missing': no missing devices found to remove".to_owned(),
+            false => none_missing(target),
+        })?;
         for (index, devid) in devids.iter().enumerate() {
             if devids.iter().take(index).any(|other| other == devid) {
                 bail!("device {devid} is given twice; nothing was removed");
@@ -78,8 +81,18 @@ pub(super) fn run(args: &RemoveArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The ids of the devices that the user named.
-pub(crate) fn devids_of(channel: &Channel<'_>, target: &CommandTarget, named: &[PathBuf]) -> anyhow::Result<Vec<u64>> {
+/// The error if no device is missing.
+pub(crate) fn none_missing(target: &CommandTarget) -> String {
+    format!("no further device of {target} is missing")
+}
+
+/// The ids of the devices that the user named. `none_missing` makes the error if no device is missing.
+pub(crate) fn devids_of(
+    channel: &Channel<'_>,
+    target: &CommandTarget,
+    named: &[PathBuf],
+    none_missing: fn(&CommandTarget) -> String,
+) -> anyhow::Result<Vec<u64>> {
     let filesystem::Response::Usage(usage) = call_filesystem(channel, target, filesystem::Request::Usage)? else {
         return Err(unexpected(target));
     };
@@ -89,9 +102,7 @@ pub(crate) fn devids_of(channel: &Channel<'_>, target: &CommandTarget, named: &[
         let by_number = name.to_str().and_then(|text| text.parse::<u64>().ok());
         devids.push(match by_number {
             Some(devid) => devid,
-            None if name.as_os_str() == "missing" => {
-                missing.next().with_context(|| format!("no further device of {target} is missing"))?
-            }
+            None if name.as_os_str() == "missing" => missing.next().with_context(|| none_missing(target))?,
             None => {
                 let is_it = |device: &&filesystem::DeviceInfo| {
                     device.path.as_deref().is_some_and(|path| is_same_device(Path::new(path), name))

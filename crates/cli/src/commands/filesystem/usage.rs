@@ -1,5 +1,6 @@
 //! `ubtrfs filesystem df`, `usage` and `show`: space by kind and by device, in the format of btrfs-progs.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -20,7 +21,7 @@ use super::{call, info, usage_table};
 use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, ImageUse};
 use crate::commands::place::{CommandTarget, with_channel};
-use crate::common::{Shown, each, print_json, print_out, print_progs_json};
+use crate::common::{Shown, each, print_json, print_out, print_progs_json, warn};
 use crate::progs::is_progs;
 use crate::units::{UnitLetters, Units};
 
@@ -110,6 +111,7 @@ pub(super) fn df(args: &DfArgs) -> anyhow::Result<()> {
     if args.common.json {
         return print_df_json(&usage);
     }
+    warn_of_several_profiles(&usage);
     let units = args.common.units.with(args.letters);
     let size = |bytes| units.format(bytes);
     let mut text = String::new();
@@ -120,6 +122,22 @@ pub(super) fn df(args: &DfArgs) -> anyhow::Result<()> {
     let (total, used) = (usage.global_reserve, usage.global_reserve_used);
     writeln!(text, "GlobalReserve, single: total={}, used={}", size(total), size(used))?;
     print_out(&text)
+}
+
+/// The warning of btrfs-progs about kinds of space with several profiles.
+fn warn_of_several_profiles(usage: &FilesystemUsage) {
+    if !is_progs() || !has_several_profiles(&usage.groups) {
+        return;
+    }
+    let mut profiles: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for group in sorted(&usage.groups, DF_ORDER) {
+        let (kind, profile) = names(group.flags);
+        profiles.entry(kind).or_default().push(profile.to_lowercase());
+    }
+    warn("Multiple block group profiles detected, see 'man btrfs(5)'");
+    for (kind, profiles) in profiles.iter().filter(|(_, profiles)| profiles.len() > 1) {
+        warn(&format!("   {kind}: {}", profiles.join(", ")));
+    }
 }
 
 pub(super) fn usage(args: &UsageArgs) -> anyhow::Result<ExitCode> {
@@ -148,6 +166,7 @@ pub(crate) fn device_usage(args: &DeviceUsageArgs) -> ExitCode {
         if args.common.json {
             return print_df_json(&usage);
         }
+        warn_of_several_profiles(&usage);
         let mut text = String::new();
         let has_several = own_devices(&usage).count() > 1;
         for device in own_devices(&usage) {
