@@ -18,10 +18,11 @@ impl Item {
     }
 }
 
-/// Returns the public items that a source file declares or exports, without fields and variants.
+/// Returns the public items that a source file declares or exports, without fields, variants and what the documentation
+/// hides.
 fn items(source: &str) -> Vec<Item> {
     let kinds = ["fn", "struct", "enum", "trait", "type", "const", "static"];
-    let (mut found, mut docs) = (Vec::new(), String::new());
+    let (mut found, mut docs, mut is_hidden) = (Vec::new(), String::new(), false);
     for line in source.lines().map(str::trim) {
         if let Some(text) = line.strip_prefix("///") {
             docs.push_str(text.strip_prefix(' ').unwrap_or(text));
@@ -29,10 +30,12 @@ fn items(source: &str) -> Vec<Item> {
             continue;
         }
         if line.starts_with("#[") {
+            is_hidden |= line == "#[doc(hidden)]";
             continue;
         }
         let exported = line.starts_with("pub use ubtrfs_") || line.starts_with("pub use uuid::");
-        if exported || kinds.iter().any(|kind| line.starts_with(&format!("pub {kind} "))) {
+        let is_item = exported || kinds.iter().any(|kind| line.starts_with(&format!("pub {kind} ")));
+        if is_item && !std::mem::take(&mut is_hidden) {
             found.push(Item { declaration: line.to_owned(), docs: std::mem::take(&mut docs) });
         }
         docs.clear();
