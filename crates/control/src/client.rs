@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect as connect_to, socket_with};
 use ubtrfs_device::ask_mount;
 use ubtrfs_format::RootId;
-use ubtrfs_fs::{Fs, InodeId, SubvolumeInfo};
+use ubtrfs_fs::{Fs, InodeId, NewInode, SubvolumeInfo};
 use ubtrfs_transaction::Job;
 
 use crate::caller::CommandCaller;
@@ -211,6 +211,24 @@ impl<'f> Channel<'f> {
             Ok((CreatedFile(created), OpenedFile::Descriptor(file)))
         };
         Some(create())
+    }
+
+    /// Creates the directory `path`. In a mount, the umask of this process applies, and in an image `umask`.
+    ///
+    /// # Errors
+    /// The path exists, also as a link, or its directory is missing or not in the mount.
+    pub fn create_dir(&self, path: &Path, umask: u32) -> Result<()> {
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let name =
+            path.file_name().ok_or_else(|| CommandFailure::new(Errno::INVAL, "the path does not end in a name"))?;
+        match self {
+            Self::Mount(mount) => mount.id()?.create_dir(dir, name).map_err(failure_of),
+            Self::Image { fs, caller } => {
+                let dir = fs.lookup_path(dir.as_os_str().as_encoded_bytes(), true)?.id;
+                fs.create(dir, name.as_encoded_bytes(), NewInode::dir(0o777), &caller.with_umask(umask))?;
+                Ok(())
+            }
+        }
     }
 
     /// Whether a path is a directory; `None` if the path does not exist.

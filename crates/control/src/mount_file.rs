@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, fstatfs, openat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, fstatfs, mkdirat, openat};
 use rustix::io::Errno;
 
 use crate::process::mount_maker;
@@ -104,6 +104,16 @@ impl MountId {
         // A filesystem may have been mounted on the name by now.
         let ino = self.check(&file)?.st_ino;
         Ok((NewMountFile { id: self, dir, name: name.into(), ino }, MountFile { file }))
+    }
+
+    /// Creates the directory `name` in a directory of this mount.
+    ///
+    /// # Errors
+    /// `EEXIST` if the name exists, also as a link; `EXDEV` if the directory is not in this mount.
+    pub(crate) fn create_dir(self, dir: &Path, name: &OsStr) -> io::Result<()> {
+        let dir = find(CWD, dir.as_os_str(), OFlags::DIRECTORY)?;
+        self.check(&dir)?;
+        Ok(mkdirat(&dir, name, Mode::from_raw_mode(0o777))?)
     }
 
     /// Fails if the file is not in this mount (F2) or of another type (F3).

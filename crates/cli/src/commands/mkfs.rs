@@ -25,7 +25,7 @@ use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::print::insert_name;
 use ubtrfs_format::superblock::{CompatRo, Incompat};
 use ubtrfs_format::{CsumType, Profile};
-use ubtrfs_fs::{Caller, Fs, MountOptions, SetAttr};
+use ubtrfs_fs::{Caller, Fs, Job, MountOptions, QuotaKind, SetAttr};
 use ubtrfs_mkfs::{BlockGroupReport, MkfsOptions, MkfsReport, UnfinishedDevice};
 use uuid::Uuid;
 
@@ -137,6 +137,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let path = args.devices.first().context("no device was given; name an image file or block device")?;
     refuse_repeated(&args.devices)?;
     let mut options = args.options()?;
+    let quotas = args.quotas()?;
     let size = match (&args.rootdir, args.byte_count) {
         (Some(_), _) if args.devices.len() > 1 => {
             bail!(
@@ -178,6 +179,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let made = ubtrfs_mkfs::make_array(&refs, &options).map_err(anyhow::Error::from);
     let was_wiped = made.is_ok();
     let filled = made.and_then(|report| {
+        if let Some(kind) = quotas {
+            enable_quotas(targets[0].named_path(), &devices, kind)?;
+        }
         let fill_from = |dir: &PathBuf| fill(&args, &targets[0], devices[0].clone(), dir);
         let nr_failed = args.rootdir.as_ref().map_or(Ok(0), fill_from)?;
         UnfinishedDevice::finish(&devices)?;
@@ -219,11 +223,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     if args.json {
-        let mut value = json(&options, &report, &args.devices);
+        let mut value = json((&options, quotas), &report, &args.devices);
         value["not_copied"] = nr_failed.into();
         print_json(&value)?;
     } else if !args.quiet {
-        print_out(&summary(&options, &report, &args.devices))?;
+        print_out(&summary((&options, quotas), &report, &args.devices))?;
     }
     if nr_failed > 0 {
         let files = if nr_failed == 1 { "1 file was" } else { &format!("{nr_failed} files were") };
@@ -366,6 +370,17 @@ impl MkfsTarget {
     }
 }
 
+/// Enables quotas in the new filesystem, which has no files yet.
+fn enable_quotas(image: &Path, devices: &[Arc<UnfinishedDevice>], kind: QuotaKind) -> anyhow::Result<()> {
+    let devices = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
+    let work = |fs: &Fs| {
+        fs.enable_quotas(kind)?;
+        Ok::<_, anyhow::Error>(fs.wait_for_quota_rescan(&Job::new())?)
+    };
+    let work = |fs: &Fs| work(fs).context("cannot turn quotas on");
+    with_devices(image, devices, MountOptions::default(), ImageUse::Write, work)
+}
+
 /// Copies a directory into the new filesystem, and returns the number of files that were not copied (I3).
 fn fill(args: &Args, target: &MkfsTarget, device: Arc<dyn Device>, dir: &Path) -> anyhow::Result<u64> {
     let fill = |fs: &Fs| {
@@ -420,6 +435,25 @@ impl Args {
         self.features.iter().chain(&self.runtime_features).map(|name| name.trim()).filter(|name| !name.is_empty())
     }
 
+    /// The kind of quotas to enable.
+    fn quotas(&self) -> anyhow::Result<Option<QuotaKind>> {
+        let mut enabled = Vec::new();
+        for name in self.all_features() {
+            let plain = name.trim_start_matches('^');
+            if let Some(Feature { bits: Bits::Quotas(kind), .. }) =
+                FEATURES.iter().find(|feature| feature.name == plain)
+            {
+                enabled.retain(|other| other != kind);
+                enabled.extend((plain == name).then_some(*kind));
+            }
+        }
+        match enabled.as_slice() {
+            [] => Ok(None),
+            [kind] => Ok(Some(*kind)),
+            _ => bail!("the features quota and squota exclude each other; give one of them"),
+        }
+    }
+
     fn options(&self) -> anyhow::Result<MkfsOptions> {
         let default = MkfsOptions::default();
         let (mut incompat, mut compat_ro) = (default.incompat, default.compat_ro);
@@ -434,6 +468,7 @@ impl Args {
                 Some(Bits::Mixed) => mixed = is_set,
                 Some(Bits::Incompat(bits)) => incompat.set(bits, is_set),
                 Some(Bits::CompatRo(bits)) => compat_ro.set(bits, is_set),
+                Some(Bits::Quotas(_)) => {}
                 None => bail!("feature '{plain}' is not supported; `-O list-all` lists the features"),
             }
         }
@@ -487,6 +522,8 @@ enum Bits {
     Mixed,
     Incompat(Incompat),
     CompatRo(CompatRo),
+    /// Not a bit: quotas are enabled.
+    Quotas(QuotaKind),
 }
 
 struct Feature {
@@ -495,8 +532,14 @@ struct Feature {
     what: &'static str,
 }
 
-const FEATURES: [Feature; 6] = [
+const FEATURES: [Feature; 8] = [
     Feature { name: "mixed-bg", bits: Bits::Mixed, what: "data and metadata in the same block groups" },
+    Feature { name: "quota", bits: Bits::Quotas(QuotaKind::Full), what: "quotas, as after: quota enable" },
+    Feature {
+        name: "squota",
+        bits: Bits::Quotas(QuotaKind::Simple),
+        what: "simple quotas, as after: quota enable --simple",
+    },
     Feature {
         name: "extref",
         bits: Bits::Incompat(Incompat::EXTENDED_IREF),
@@ -557,17 +600,18 @@ fn type_name(flags: BlockGroupFlags) -> &'static str {
 }
 
 /// Names of the filesystem's features.
-fn feature_names(options: &MkfsOptions) -> Vec<&'static str> {
+fn feature_names(options: &MkfsOptions, quotas: Option<QuotaKind>) -> Vec<&'static str> {
     let is_set = |feature: &&Feature| match feature.bits {
         Bits::Mixed => options.mixed,
         Bits::Incompat(bits) => options.incompat.contains(bits),
         Bits::CompatRo(bits) => options.compat_ro.contains(bits),
+        Bits::Quotas(kind) => quotas == Some(kind),
     };
     FEATURES.iter().filter(is_set).map(|feature| feature.name).collect()
 }
 
 /// A description of the new filesystem, in the format of mkfs.btrfs.
-fn summary(options: &MkfsOptions, report: &MkfsReport, paths: &[PathBuf]) -> String {
+fn summary((options, quotas): (&MkfsOptions, Option<QuotaKind>), report: &MkfsReport, paths: &[PathBuf]) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
         text.push_str(format!("{name:<20}{value}").trim_end());
@@ -585,7 +629,7 @@ fn summary(options: &MkfsOptions, report: &MkfsReport, paths: &[PathBuf]) -> Str
             line(&format!("  {name}:"), &format!("{profile:<9}{:>16}", format_size(group.len_bytes)));
         }
     }
-    line("Features:", &feature_names(options).join(", "));
+    line("Features:", &feature_names(options, quotas).join(", "));
     line("Checksum:", options.csum_type.name());
     let (uid, gid) = options.root_owner;
     if options.root_owner != (0, 0) {
@@ -604,7 +648,11 @@ fn label(options: &MkfsOptions) -> String {
     if options.label.is_empty() { "(null)".to_owned() } else { printable(&options.label) }
 }
 
-fn json(options: &MkfsOptions, report: &MkfsReport, paths: &[PathBuf]) -> serde_json::Value {
+fn json(
+    (options, quotas): (&MkfsOptions, Option<QuotaKind>),
+    report: &MkfsReport,
+    paths: &[PathBuf],
+) -> serde_json::Value {
     let groups: Vec<serde_json::Value> = report
         .block_groups
         .iter()
@@ -631,7 +679,7 @@ fn json(options: &MkfsOptions, report: &MkfsReport, paths: &[PathBuf]) -> serde_
         "bytes_used": report.bytes_used,
         "checksum": options.csum_type.name(),
         "root_owner": { "uid": options.root_owner.0, "gid": options.root_owner.1 },
-        "features": feature_names(options),
+        "features": feature_names(options, quotas),
         "block_groups": groups,
         "devices": devices,
     });
@@ -670,6 +718,12 @@ mod tests {
         let large = parse(&["-s", "64K", "-R", "^free-space-tree", "x"]).options().unwrap();
         assert_eq!((large.nodesize, large.compat_ro), (65536, CompatRo::empty()));
         assert!(parse(&["-O", "zoned", "x"]).options().is_err());
+        let quotas = |given: &str| parse(&["-O", given, "x"]).quotas().map_err(|error| error.to_string());
+        assert_eq!(
+            ["quota", "squota", "quota,^quota", "no-holes", "quota,^quota,squota"].map(quotas),
+            [Ok(Some(QuotaKind::Full)), Ok(Some(QuotaKind::Simple)), Ok(None), Ok(None), Ok(Some(QuotaKind::Simple)),]
+        );
+        assert!(quotas("quota,squota").unwrap_err().contains("exclude each other"));
         let array = parse(&["x", "y"]).options().unwrap();
         assert_eq!((array.data_profile, array.metadata_profile), (BlockGroupFlags::empty(), BlockGroupFlags::RAID1));
         let array = parse(&["x", "y", "-d", "raid0", "-m", "RAID10"]).options().unwrap();

@@ -178,3 +178,43 @@ fn a_mount_takes_the_same_commands() {
     assert_eq!(words(&out(&["qgroup", "show", "--raw", path])), rows);
     btrfs_check(image.path()).unwrap();
 }
+
+#[test]
+fn mkfs_enables_quotas_as_mkfs_of_btrfs_progs_does() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let dir = tempfile::TempDir::new().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (theirs, ours) = (path("theirs"), path("ours"));
+    std::fs::File::create(&theirs).unwrap().set_len(512 << 20).unwrap();
+    run("mkfs.btrfs", ["-q", "-R", "quota", &theirs]).unwrap();
+    out(&["mkfs", "-q", "-b", "512M", "-R", "quota", &ours]);
+    let status = out(&["quota", "status", &ours]);
+    assert!(status.contains("qgroup (full") && status.contains("Inconsistent:           no"), "{status}");
+    btrfs_check(Path::new(&ours)).unwrap();
+    let show = |image: &str| words(&linux_shows(Path::new(image), &["-p", "-r", "-e", "--raw"]));
+    assert_eq!(show(&ours), show(&theirs));
+    fails(&["mkfs", "-f", "-O", "quota,squota", &ours], "exclude each other");
+
+    // The copied files are counted, on several devices too.
+    let (tree, simple, second) = (path("tree"), path("simple"), path("second"));
+    std::fs::create_dir(&tree).unwrap();
+    std::fs::write(Path::new(&tree).join("file"), vec![7; 1 << 20]).unwrap();
+    for feature in ["quota", "squota"] {
+        let made = out(&["mkfs", "-f", "-b", "512M", "-r", &tree, "-O", feature, &simple]);
+        assert!(made.contains(&format!("{feature}, ")), "{made}");
+        let shown = out(&["qgroup", "show", "--raw", &simple]);
+        let referenced: u64 = words(&shown)[1][1].parse().unwrap();
+        assert!((1 << 20..2 << 20).contains(&referenced), "{shown}");
+        out(&["check", &simple]);
+        // Linux takes the same numbers for its own, and continues to count.
+        let mount = LoopMount::new(Path::new(&simple), "").unwrap();
+        std::fs::write(mount.path().join("more"), vec![7; 1 << 20]).unwrap();
+        mount.close().unwrap();
+        out(&["check", &simple]);
+        assert!(out(&["quota", "status", &simple]).contains("Inconsistent:           no"));
+    }
+    out(&["mkfs", "-q", "-f", "-b", "300M", "-O", "squota", &simple, &second]);
+    assert!(out(&["quota", "status", &simple]).contains("squota"));
+}

@@ -674,3 +674,53 @@ fn a_subvolume_is_deleted_by_its_id_on_images_and_mounts() {
     ok(ubtrfs(["umount", &mount]));
     btrfs_check(image.path()).unwrap();
 }
+
+#[test]
+fn parents_are_made_and_nested_subvolumes_deleted_on_request() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    fn all<P: Place>(place: P) {
+        let at = |path: &str| place.at(path);
+        let paths = || {
+            let list = ok(subvolume(["list", &at("")]));
+            let mut paths: Vec<String> = list.lines().map(|line| line.rsplit(' ').next().unwrap().to_owned()).collect();
+            paths.sort();
+            paths
+        };
+        ok(subvolume(["create", "-p", &at("a")]));
+        refused(&subvolume(["create", "-p", &at("a")]), &["exists"]);
+        refused(&subvolume(["create", &at("d/e/b")]), &["d/e"]);
+        let made = ok(subvolume(["create", "--parents", &at("d/e/b"), &at("a/in/c"), &at("a/in/c/x/y/z")]));
+        assert_eq!(made.lines().count(), 3, "{made}");
+        place.write("file", b"x");
+        refused(&subvolume(["create", "-p", &at("file/x")]), &["file"]);
+        refused(&subvolume(["create", "-p", &at(&format!("{}/x", "n".repeat(256)))]), &["too long"]);
+        ok(subvolume(["snapshot", "-r", &at("a"), &at("snap")]));
+        ok(subvolume(["create", &at("other")]));
+        assert_eq!(paths(), ["a", "a/in/c", "a/in/c/x/y/z", "d/e/b", "other", "snap"]);
+
+        refused(&subvolume(["delete", &at("a")]), &["other subvolumes", "-R"]);
+        refused(&subvolume(["delete", "-R", "-i", "256", &at("")]), &["--subvolid"]);
+        let deleted = ok(subvolume(["delete", "-R", "-c", &at("a"), &at("d/e/b")]));
+        let lines: Vec<&str> = deleted.lines().collect();
+        let wanted = ["a/in/c/x/y/z", "a/in/c", "a", "d/e/b"].map(|path| format!("Delete subvolume '{}'", at(path)));
+        assert_eq!(lines, wanted);
+        assert_eq!(paths(), ["other", "snap"]);
+        ok(subvolume(["create", &at("other/ro")]));
+        ok(subvolume(["create", &at("other/ro/in")]));
+        ok(subvolume(["set-read-only", &at("other/ro"), "true"]));
+        refused(&subvolume(["delete", "-R", &at("other")]), &["other/ro/in", "read-only"]);
+        assert_eq!(paths(), ["other", "other/ro", "other/ro/in", "snap"]);
+        btrfs_check(place.finish().path()).unwrap();
+    }
+    all(OnImage(image()));
+    let mount = OnMount::new(image(), &[]);
+    // No name of a subvolume leads out of the mount.
+    let elsewhere = TempDir::new().unwrap();
+    std::os::unix::fs::symlink(elsewhere.path(), mount.join("out")).unwrap();
+    refused(&subvolume(["create", "-p", &mount.at("out/x/y")]), &["in a mount of ubtrfs"]);
+    assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
+    fs::remove_file(mount.join("out")).unwrap();
+    all(mount);
+}

@@ -1,14 +1,15 @@
 //! `ubtrfs subvolume create`, `delete`, `set-default`, `set-read-only`, `sync`.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use ubtrfs_control::subvolume::Request;
-use ubtrfs_control::{Channel, CommandFailure};
+use ubtrfs_control::{Channel, CommandFailure, OpenedFile};
 use ubtrfs_format::RootId;
-use ubtrfs_fs::QgroupId;
+use ubtrfs_fs::{QgroupId, SubvolumeInfo};
 
 use super::open_subvolume;
 use super::problem::{DELETE, SET_DEFAULT, explain};
@@ -32,6 +33,9 @@ pub(super) struct CreateArgs {
     /// A quota group (LEVEL/NUMBER) that each new subvolume joins; can be given several times
     #[arg(short = 'i', value_name = "QGROUP", value_parser = parse_qgroup)]
     qgroups: Vec<QgroupId>,
+    /// Make missing parents, as directories
+    #[arg(short, long)]
+    parents: bool,
     #[command(flatten)]
     image: ImageOptions,
 }
@@ -45,6 +49,9 @@ pub(super) struct DeleteArgs {
     /// Delete the subvolume with this id, in the filesystem that holds the path
     #[arg(short = 'i', long, value_name = "ID")]
     subvolid: Option<u64>,
+    /// Delete the subvolumes in it too, at any depth
+    #[arg(short = 'R', long, conflicts_with = "subvolid")]
+    recursive: bool,
     /// Commit after each deletion, so that it is durable on return
     #[arg(short, long = "commit-after", visible_alias = "commit")]
     commit: bool,
@@ -117,8 +124,12 @@ pub(super) struct SyncArgs {
 
 pub(super) fn create(args: &CreateArgs) -> ExitCode {
     let owner = args.owner.unwrap_or_else(calling_user);
-    for_each(&args.paths, &args.image, owner, |channel, target| {
+    let near = if args.parents { nearest } else { near };
+    for_each(&args.paths, &args.image, (owner, near), |channel, target| {
         let (dir, name) = target.split()?;
+        if args.parents {
+            make_dirs(channel, &dir)?;
+        }
         // The root of the mount exists, but its directory is in another filesystem.
         let exists = || explain("make", target, CommandFailure::from(ubtrfs_fs::Error::Exists));
         let dir = match open_here(channel, &dir)? {
@@ -131,6 +142,19 @@ pub(super) fn create(args: &CreateArgs) -> ExitCode {
         let made = channel.subvolume(Request::Create { dir: 0, name, umask, qgroups, limits: None }, &[&dir]);
         made.map_err(|failure| explain("make", target, failure))?;
         print_out(&format!("Create subvolume '{}'\n", target.as_made()))
+    })
+}
+
+/// Makes a directory and its missing parents.
+fn make_dirs(channel: &Channel<'_>, dir: &CommandTarget) -> anyhow::Result<()> {
+    let mut missing = Vec::new();
+    let mut at = dir.clone();
+    while channel.is_dir(at.path()).map_err(|failure| explain("make", &at, failure))?.is_none() {
+        let (parent, _) = at.split()?;
+        missing.push(std::mem::replace(&mut at, parent));
+    }
+    missing.iter().rev().try_for_each(|dir| {
+        channel.create_dir(dir.path(), DEFAULT_UMASK).map_err(|failure| explain("make", dir, failure))
     })
 }
 
@@ -183,10 +207,11 @@ fn delete_by_id(args: &DeleteArgs, id: u64) -> anyhow::Result<()> {
 }
 
 fn delete_by_path(args: &DeleteArgs) -> ExitCode {
-    for_each(&args.paths, &args.image, calling_user(), |channel, target| {
+    for_each(&args.paths, &args.image, (calling_user(), near), |channel, target| {
         // Resolve links and `..`, because the subvolume to delete is the one that the path leads to.
         let full = target.canonical()?;
-        if open_subvolume(channel, target)?.1.id == RootId::FS_TREE {
+        let subvolume = open_subvolume(channel, target)?.1;
+        if subvolume.id == RootId::FS_TREE {
             bail!(
                 "cannot delete {target}: it is the top level (id 5), which every filesystem has; delete the files and subvolumes in it"
             );
@@ -202,20 +227,62 @@ fn delete_by_path(args: &DeleteArgs) -> ExitCode {
         let Ok((dir, name)) = full.split() else { return Err(busy()) };
         // The root of the mount has its name in another filesystem.
         let Some(dir) = open_here(channel, &dir)? else { return Err(busy()) };
-        if is_progs() {
-            print_out(&format!("Delete subvolume{}: '{full}'\n", args.mark()))?;
+        if args.recursive {
+            for inner in nested(&super::list(channel, target)?, subvolume.id) {
+                let names = inner.path.strip_prefix(subvolume.path.as_slice()).unwrap_or(&inner.path);
+                let below = |target: &CommandTarget| {
+                    names
+                        .split(|byte| *byte == b'/')
+                        .filter(|name| !name.is_empty())
+                        .fold(target.clone(), |dir, name| dir.child(name))
+                };
+                delete_one(
+                    channel,
+                    args,
+                    (&below(target), &below(&full)),
+                    (Request::DeleteById { id: inner.id.0 }, &[]),
+                )?;
+            }
         }
-        let done = channel.subvolume(Request::Delete { dir: 0, name }, &[&dir]);
-        done.map_err(|failure| explain(DELETE, target, failure))?;
-        if args.commits() {
-            channel.sync().map_err(|failure| explain("sync", target, failure))?;
-        }
-        print_out(&match args.mark() {
-            _ if is_progs() => String::new(),
-            "" => format!("Delete subvolume '{target}'\n"),
-            mark => format!("Delete subvolume{mark}: '{target}'\n"),
-        })
+        delete_one(channel, args, (target, &full), (Request::Delete { dir: 0, name }, &[&dir]))
     })
+}
+
+/// Deletes one subvolume, and says so, with its path as given and in full.
+fn delete_one(
+    channel: &Channel<'_>,
+    args: &DeleteArgs,
+    (target, full): (&CommandTarget, &CommandTarget),
+    (request, files): (Request, &[&OpenedFile]),
+) -> anyhow::Result<()> {
+    if is_progs() {
+        print_out(&format!("Delete subvolume{}: '{full}'\n", args.mark()))?;
+    }
+    channel.subvolume(request, files).map_err(|failure| explain(DELETE, target, failure))?;
+    if args.commits() {
+        channel.sync().map_err(|failure| explain("sync", target, failure))?;
+    }
+    print_out(&match args.mark() {
+        _ if is_progs() => String::new(),
+        "" => format!("Delete subvolume '{target}'\n"),
+        mark => format!("Delete subvolume{mark}: '{target}'\n"),
+    })
+}
+
+/// The subvolumes in the subvolume `top`, at any depth, each after the subvolumes in it.
+fn nested(list: &[SubvolumeInfo], top: RootId) -> Vec<&SubvolumeInfo> {
+    let mut inside: BTreeMap<RootId, Vec<&SubvolumeInfo>> = BTreeMap::new();
+    for info in list.iter().filter(|info| info.id != top) {
+        inside.entry(info.parent.unwrap_or(info.id)).or_default().push(info);
+    }
+    let mut found: Vec<&SubvolumeInfo> = inside.remove(&top).unwrap_or_default();
+    let mut passed = 0;
+    while let Some(info) = found.get(passed) {
+        found.extend(inside.remove(&info.id).unwrap_or_default());
+        passed += 1;
+    }
+    found.reverse();
+    found
 }
 
 pub(super) fn sync(args: &SyncArgs) -> anyhow::Result<()> {
@@ -291,12 +358,29 @@ pub(super) fn set_read_only(args: &SetReadOnlyArgs) -> anyhow::Result<()> {
     })
 }
 
+/// A path in the filesystem of a target that may not exist yet: the target, or its directory.
+fn near(target: &CommandTarget) -> anyhow::Result<CommandTarget> {
+    target.await_server()?;
+    let is_dir = std::fs::metadata(target.path()).is_ok_and(|meta| meta.is_dir());
+    if is_dir { Ok(target.clone()) } else { target.split().map(|(dir, _)| dir) }
+}
+
+/// Works like [`near`], for a target whose directory may not exist either: its nearest directory that exists.
+fn nearest(target: &CommandTarget) -> anyhow::Result<CommandTarget> {
+    let mut at = near(target)?;
+    while std::fs::symlink_metadata(at.path()).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+        at = at.split()?.0;
+    }
+    Ok(at)
+}
+
 /// Calls `work` for each target. A failure does not stop the work on other targets, but makes the exit status 1. Opens
 /// an image only once for consecutive targets in it. Frees the space of deleted subvolumes before closing an image.
+/// `near` returns a path that leads to the mount of a target.
 fn for_each(
     targets: &[CommandTarget],
     options: &ImageOptions,
-    owner: (u32, u32),
+    (owner, near): ((u32, u32), impl Fn(&CommandTarget) -> anyhow::Result<CommandTarget>),
     mut work: impl FnMut(&Channel<'_>, &CommandTarget) -> anyhow::Result<()>,
 ) -> ExitCode {
     let mut failed = None;
@@ -318,14 +402,7 @@ fn for_each(
             continue;
         }
         for target in targets {
-            let near = || {
-                target.await_server()?;
-                // If the path is not a directory, connect through its parent directory, because the subvolume may not
-                // exist yet.
-                let is_dir = std::fs::metadata(target.path()).is_ok_and(|meta| meta.is_dir());
-                if is_dir { Ok(target.clone()) } else { target.split().map(|(dir, _)| dir) }
-            };
-            let done = near().and_then(|near| {
+            let done = near(target).and_then(|near| {
                 with_channel_of(&near, options, ImageUse::Write, owner, |channel| work(channel, target))
             });
             if let Err(error) = done {

@@ -26,7 +26,7 @@ fn advice(verb: &str, errno: Errno) -> Option<&'static str> {
     let deletes = verb == DELETE;
     Some(match errno {
         Errno::EXIST => "it exists; choose another name",
-        Errno::NOTEMPTY => "it contains other subvolumes; delete those first (see: ubtrfs subvolume list)",
+        Errno::NOTEMPTY => "it contains other subvolumes; delete those too, with -R (see: ubtrfs subvolume list)",
         Errno::BUSY if deletes => {
             "it is the mounted or opened subvolume; open the top level with -o subvolid=5 (which itself cannot be deleted)"
         }
