@@ -34,6 +34,7 @@ mod mkfs_rootdir;
 mod mount;
 mod mount_commands;
 mod mount_cuts;
+mod mount_helper;
 mod mounted_image;
 mod nested_subvolumes;
 mod newcomers;

@@ -8,6 +8,7 @@
 //! | `umount.fuse.ubtrfs DIR [-flnrv]`           | umount(8), so that it waits for durability   |
 
 use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// Rewrites the command lines of mount(8) and umount(8) to `ubtrfs mount ...` or `ubtrfs umount ...`. Leaves other
@@ -67,6 +68,16 @@ impl HelperCaller {
     }
 }
 
+/// Whether the option `nofail` lets mount(8) pass over a device that does not exist. Where the kernel opens the device,
+/// mount(8) itself does so, after the directory is found.
+pub(super) fn passes_over(options: &[String], device: &Path) -> bool {
+    let is_absent = || match std::fs::metadata(device) {
+        Err(error) => matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
+        Ok(_) => false,
+    };
+    options.iter().flat_map(|list| list.split(',')).any(|option| option == "nofail") && is_absent()
+}
+
 /// Drops options that only concern mount(8): -s sloppy, -n no mtab, -v verbose, -i no helper, -t type, -N namespace;
 /// for umount also -r and -f. For mount, `-f` means a fake mount.
 fn from_helper(command: &str, given: &[OsString]) -> Vec<OsString> {
@@ -124,6 +135,13 @@ mod tests {
         assert_eq!(rewritten("/sbin/mount.ubtrfs /i /m -sn -o ro -t ubtrfs"), "ubtrfs mount /i /m -o ro");
         assert_eq!(rewritten("mount.fuse.ubtrfs /i /m -fv"), "ubtrfs mount /i /m --fake");
         assert_eq!(rewritten("/sbin/umount.fuse.ubtrfs /m -l"), "ubtrfs umount /m -l");
+    }
+
+    #[test]
+    fn only_an_absent_device_may_fail() {
+        let passes = |list: &str, device: &str| passes_over(&[list.to_owned()], Path::new(device));
+        assert!(passes("rw,nofail", "/dev/no-such-device") && passes("nofail", "/dev/null/x"));
+        assert!(!passes("rw", "/dev/no-such-device") && !passes("nofail", "/dev/null") && !passes("xnofail", "/no"));
     }
 
     #[test]

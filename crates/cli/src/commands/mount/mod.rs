@@ -162,6 +162,10 @@ fn run_command(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     refuse_names_of_others(&args.device)?;
+    let is_of_mount = || HelperCaller::of_this_process() != HelperCaller::Other;
+    if !args.serve && helper::passes_over(&args.options, &args.device) && is_of_mount() {
+        return Ok(ExitCode::SUCCESS);
+    }
     if !args.serve {
         let until = Instant::now() + JOIN_PATIENCE;
         loop {
