@@ -8,7 +8,7 @@
 //! | delete             | `user_subvol_rm_allowed`, write and search of the directory and of the subvolume's root directory, the rule of unlink for sticky directories, and that the subvolume is not read-only |
 //! | delete by id | the same as delete; the directory need not be reachable                          |
 //! | delete, as the user who mounted | write and search of the directory, ownership of the subvolume's root directory, the rule of unlink for sticky directories |
-//! | set read-only      | ownership of the subvolume's root directory                                              |
+//! | set read-only, set received | ownership of the subvolume's root directory                                              |
 //! | set default, list, list deleted, sync | the rights of an administrator ([`CommandContext::require_admin`])                  |
 //!
 //! rmdir also removes an empty subvolume. It needs the rights that are needed to remove a directory.
@@ -102,6 +102,17 @@ pub enum Request {
         #[serde(default)]
         force: bool,
     },
+    /// Records from which subvolume a writable one was received: [`Response::Received`].
+    SetReceived {
+        /// The subvolume's root directory.
+        of: FileNr,
+        /// The UUID of the sent subvolume.
+        uuid: Uuid,
+        /// The transaction of the sent subvolume.
+        stransid: u64,
+        /// The time of sending.
+        stime: (i64, u32),
+    },
     /// Returns the subvolume that is mounted by default: [`Response::Default`].
     Default,
     /// Sets the subvolume that is mounted by default.
@@ -161,6 +172,13 @@ pub enum Response {
         /// The subvolume's id.
         id: u64,
     },
+    /// The subvolume is marked as received.
+    Received {
+        /// The transaction of the mark.
+        rtransid: u64,
+        /// The time of the mark.
+        rtime: (i64, u32),
+    },
 }
 
 impl Request {
@@ -199,6 +217,7 @@ pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<
         Request::Delete { dir, name } => delete(context, context.inode(dir)?, &name, None).map(done),
         Request::DeleteById { id } => delete_by_id(context, RootId(id)).map(done),
         Request::SetReadOnly { of, read_only, force } => set_read_only(context, of, read_only, force).map(done),
+        Request::SetReceived { of, uuid, stransid, stime } => set_received(context, of, (uuid, stransid), stime),
         Request::Default => Ok(Response::Default { id: context.fs.default_subvolume()?.0 }),
         Request::SetDefault { id } => set_default(context, id).map(done),
         Request::Sync => sync(context).map(done),
@@ -361,6 +380,19 @@ fn set_read_only(context: &CommandContext<'_>, of: FileNr, read_only: bool, forc
         return Err(CommandFailure { has_advice: true, ..CommandFailure::new(Errno::PERM, text) });
     }
     Ok(context.fs.set_subvolume_read_only(root_of(id)?, read_only)?)
+}
+
+fn set_received(
+    context: &CommandContext<'_>,
+    of: FileNr,
+    (uuid, stransid): (Uuid, u64),
+    (sec, nsec): (i64, u32),
+) -> Result<Response> {
+    let id = context.inode(of)?;
+    permit(context.caller.is_owner_of(context.fs.getattr(id)?.uid), "it belongs to another user")?;
+    let stime = Timespec { sec, nsec };
+    let (rtransid, rtime) = context.fs.set_subvolume_received(root_of(id)?, uuid, Generation(stransid), stime)?;
+    Ok(Response::Received { rtransid: rtransid.0, rtime: (rtime.sec, rtime.nsec) })
 }
 
 fn set_default(context: &CommandContext<'_>, id: Option<u64>) -> Result<()> {

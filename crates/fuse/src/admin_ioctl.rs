@@ -1,4 +1,4 @@
-//! The ioctls on balance, quotas, defragmentation and free space, with Linux's numbers. Each ioctl runs a command of
+//! The ioctls on balance, quotas, defragmentation, error counters and free space, with Linux's numbers. Each ioctl runs a command of
 //! crate `control`.
 //!
 //! FUSE cannot transport QGROUP_LIMIT and BALANCE_CTL, which are therefore only commands of the control socket. The
@@ -13,12 +13,13 @@
 //! | QGROUP_ASSIGN       | assign 0, src 8, dst 16                                                                 |
 //! | QGROUP_CREATE       | create 0, qgroupid 8                                                                    |
 //! | QUOTA_RESCAN, QUOTA_RESCAN_STATUS | flags 0, progress 8                                                       |
+//! | GET_DEV_STATS       | devid 0, nr_items 8, flags 16, counters 24                                              |
 //! | FITRIM              | start 0, len 8, minlen 16                                                               |
 
 use rustix::io::Errno;
 use ubtrfs_control::balance::{self, BalanceReportMessage, BalanceStatusMessage, StartBalance};
 use ubtrfs_control::defragment::{self, DefragmentCompression};
-use ubtrfs_control::{CommandFailure, Request, Response, Result, filesystem, quota};
+use ubtrfs_control::{CommandFailure, Request, Response, Result, device, filesystem, quota};
 use ubtrfs_format::item::{BalanceArgs, BalanceFlags, BalanceItem};
 use ubtrfs_fs::Error;
 
@@ -35,6 +36,7 @@ const QGROUP_CREATE: u32 = 0x4010_942a;
 const QUOTA_RESCAN: u32 = 0x4040_942c;
 const QUOTA_RESCAN_STATUS: u32 = 0x8040_942d;
 const QUOTA_RESCAN_WAIT: u32 = 0x942e;
+const GET_DEV_STATS: u32 = 0xc408_9434;
 const FITRIM: u32 = 0xc018_5879;
 
 /// Answers an ioctl; `None` if this module does not handle the ioctl.
@@ -59,6 +61,7 @@ pub(crate) fn ioctl(command: &SubvolumeIoctl<'_>, cmd: u32, data: &[u8]) -> Opti
             let waited = quota(command, quota::Request::RescanWait).map(|_| IoctlAnswer::default());
             waited.map_err(|failure| if_cancelled(failure, Errno::INTR))
         }
+        GET_DEV_STATS => device_stats(command, data).map(IoctlAnswer::from),
         FITRIM => trim(command, data).map(IoctlAnswer::from),
         _ => return None,
     })
@@ -255,6 +258,35 @@ fn rescan_status(command: &SubvolumeIoctl<'_>) -> Result<Vec<u8>> {
     let rescan = status.and_then(|status| status.rescan);
     let out = [u64::from(rescan.is_some()), rescan.unwrap_or(0)].map(u64::to_le_bytes);
     Ok(padded(out.as_flattened().to_vec(), RESCAN_LEN))
+}
+
+/// Returns the argument, with as many error counters of a device as the caller has room for.
+fn device_stats(command: &SubvolumeIoctl<'_>, data: &[u8]) -> Result<Vec<u8>> {
+    const RESET: u64 = 1;
+    let (devid, nr_items, flags) = (word_at(data, 0)?, word_at(data, 8)?, word_at(data, 16)?);
+    let stats = |request| match command.run(Request::Device(request))? {
+        Response::Device(device::Response::Stats(stats)) => {
+            let found = stats.into_iter().find(|stats| stats.devid == devid);
+            found.ok_or_else(|| CommandFailure::new(Errno::NODEV, "no such device"))
+        }
+        _ => Err(other_answer()),
+    };
+    if flags & RESET != 0 {
+        admins_only(command)?;
+    }
+    let mut found = stats(device::Request::Stats)?;
+    if flags & RESET != 0 {
+        found = stats(device::Request::ResetStats { devid: Some(devid) })?;
+    }
+    let counters =
+        [found.write_io_errs, found.read_io_errs, found.flush_io_errs, found.corruption_errs, found.generation_errs];
+    let nr_items = usize::try_from(nr_items).map_or(counters.len(), |nr| nr.min(counters.len()));
+    let mut out = data.to_vec();
+    out.get_mut(8..16).ok_or_else(short)?.copy_from_slice(&(nr_items as u64).to_le_bytes());
+    let counters = &counters.as_slice()[..nr_items];
+    let bytes: Vec<u8> = counters.iter().flat_map(|counter| counter.to_le_bytes()).collect();
+    out.get_mut(24..24 + bytes.len()).ok_or_else(short)?.copy_from_slice(&bytes);
+    Ok(out)
 }
 
 fn trim(command: &SubvolumeIoctl<'_>, data: &[u8]) -> Result<Vec<u8>> {

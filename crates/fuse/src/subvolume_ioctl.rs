@@ -28,6 +28,7 @@ use ubtrfs_control::{CommandFailure, Host, Processes, Request as ControlRequest,
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::RootFlags;
 use ubtrfs_fs::{Error, Fs, InodeId};
+use uuid::Uuid;
 
 use crate::host::MountHost;
 use crate::protocol::FuseRequest;
@@ -40,6 +41,7 @@ const BTRFS_IOC_SNAP_DESTROY: u32 = 0x5000_940f;
 const BTRFS_IOC_DEFAULT_SUBVOL: u32 = 0x4008_9413;
 const BTRFS_IOC_SUBVOL_GETFLAGS: u32 = 0x8008_9419;
 const BTRFS_IOC_SUBVOL_SETFLAGS: u32 = 0x4008_941a;
+const BTRFS_IOC_SET_RECEIVED_SUBVOL: u32 = 0xc0c8_9425;
 const BTRFS_IOC_SUBVOL_CREATE_V2: u32 = 0x5000_9418;
 const BTRFS_IOC_SNAP_DESTROY_V2: u32 = 0x5000_943f;
 const BTRFS_IOC_GET_SUBVOL_INFO: u32 = 0x81f8_943c;
@@ -54,7 +56,7 @@ const NAME_LEN: usize = 256;
 const INFO_LEN: usize = 504;
 
 /// The ioctls that this file answers.
-const HANDLED: [u32; 10] = [
+const HANDLED: [u32; 11] = [
     BTRFS_IOC_SNAP_CREATE,
     BTRFS_IOC_SNAP_CREATE_V2,
     BTRFS_IOC_SUBVOL_CREATE,
@@ -64,6 +66,7 @@ const HANDLED: [u32; 10] = [
     BTRFS_IOC_DEFAULT_SUBVOL,
     BTRFS_IOC_SUBVOL_GETFLAGS,
     BTRFS_IOC_SUBVOL_SETFLAGS,
+    BTRFS_IOC_SET_RECEIVED_SUBVOL,
     BTRFS_IOC_GET_SUBVOL_INFO,
 ];
 
@@ -209,6 +212,7 @@ fn answer(command: &SubvolumeIoctl<'_>, cmd: u32, data: &[u8]) -> Result<Vec<u8>
             let id = word(data)?;
             command.subvolume(Wanted::SetDefault { id: Some(if id == 0 { RootId::FS_TREE.0 } else { id }) })
         }
+        BTRFS_IOC_SET_RECEIVED_SUBVOL => return set_received(command, data),
         BTRFS_IOC_SUBVOL_GETFLAGS | BTRFS_IOC_GET_SUBVOL_INFO => {
             let Found::Info { is_root, subvolume } = command.subvolume(Wanted::Info { of: 0 })? else {
                 return Err(CommandFailure::new(Errno::IO, "an answer of another kind"));
@@ -225,6 +229,32 @@ fn answer(command: &SubvolumeIoctl<'_>, cmd: u32, data: &[u8]) -> Result<Vec<u8>
         _ => return Err(CommandFailure::new(Errno::NOTTY, "an unknown ioctl")),
     };
     done.map(|_| Vec::new())
+}
+
+/// Answers SET_RECEIVED_SUBVOL, whose argument is also its answer:
+///
+/// | offset | size | field                                                           |
+/// |--------|------|-----------------------------------------------------------------|
+/// | 0      | 16   | UUID of the sent subvolume                                      |
+/// | 16     | 8    | transaction of the sent subvolume                               |
+/// | 24     | 8    | filled in: the transaction of the record                        |
+/// | 32     | 12   | time of sending: seconds, nanoseconds                           |
+/// | 48     | 12   | filled in: the time of the record                               |
+/// | 64     | 136  | flags and reserved words, which Linux ignores, as ubtrfs does   |
+fn set_received(command: &SubvolumeIoctl<'_>, data: &[u8]) -> Result<Vec<u8>> {
+    let at = |offset: usize| word(data.get(offset..).unwrap_or_default());
+    let uuid = Uuid::from_bytes(*data.first_chunk().ok_or_else(short)?);
+    let stime = (at(32)?.cast_signed(), at(40)? as u32);
+    let mut out = data.to_vec();
+    let Found::Received { rtransid, rtime: (sec, nsec) } =
+        command.subvolume(Wanted::SetReceived { of: 0, uuid, stransid: at(16)?, stime })?
+    else {
+        return Err(CommandFailure::new(Errno::IO, "an answer of another kind"));
+    };
+    out.get_mut(24..32).ok_or_else(short)?.copy_from_slice(&rtransid.to_le_bytes());
+    out.get_mut(48..56).ok_or_else(short)?.copy_from_slice(&sec.to_le_bytes());
+    out.get_mut(56..60).ok_or_else(short)?.copy_from_slice(&nsec.to_le_bytes());
+    Ok(out)
 }
 
 /// Returns the flags in a `struct btrfs_ioctl_vol_args_v2`. The struct has the fields fd, transid and flags, each of 8

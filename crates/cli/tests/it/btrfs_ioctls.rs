@@ -101,6 +101,16 @@ fn new_subvolumes_join_the_quota_groups_behind_a_pointer() {
 }
 
 #[test]
+fn subvolumes_are_marked_as_received_and_counters_read_as_on_linux() {
+    if !ready() {
+        return;
+    }
+    let both = on_both(&image(), &[], "received");
+    assert!(both.1.lines().count() > 60, "{}", both.1);
+    compare(&both);
+}
+
+#[test]
 fn random_arguments_harm_nothing() {
     if !ready() {
         return;

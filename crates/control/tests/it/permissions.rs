@@ -78,6 +78,11 @@ const ACCES: i32 = Errno::ACCESS.raw_os_error();
 const INVAL: i32 = Errno::INVAL.raw_os_error();
 const NOENT: i32 = Errno::NOENT.raw_os_error();
 
+fn received() -> Request {
+    let uuid = uuid::Uuid::from_u128(1);
+    Request::Subvolume(subvolume::Request::SetReceived { of: 0, uuid, stransid: 7, stime: (1, 2) })
+}
+
 fn create() -> Request {
     Request::Subvolume(subvolume::Request::Create {
         dir: 0,
@@ -124,6 +129,8 @@ fn each_command_is_for_those_whom_its_rule_names() {
             &["/open/a"],
             [OK, PERM, OK, PERM, PERM],
         ),
+        (received(), &["/open/a"], [OK, PERM, OK, PERM, PERM]),
+        (received(), &["/open"], [INVAL, PERM, INVAL, PERM, PERM]),
         (sub(subvolume::Request::SetDefault { id: None }), &["/open/a"], admins),
         (sub(subvolume::Request::SetDefault { id: Some(5) }), &["/"], admins),
         (sub(subvolume::Request::List { from: 0 }), &["/"], admins),

@@ -263,7 +263,8 @@ impl Fs {
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, &inode.home.tree, changes);
         let stransid = Generation(sent.ctransid);
-        op.set_subvolume_received(root, Received { uuid: sent.uuid, stransid, rtime: Timespec::now() });
+        let (stime, rtime) = (Timespec::default(), Timespec::now());
+        op.set_subvolume_received(root, Received { uuid: sent.uuid, stransid, stime, rtime, read_only: true });
         Ok(op.generation())
     }
 }

@@ -14,7 +14,8 @@ use ubtrfs_format::clock::new_uuid;
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{DirItem, FileType, InodeRef, QgroupLimit, RootRef, Timespec};
 use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
-use ubtrfs_transaction::{MetadataReservation, NewContent, NewSubvolume, QgroupId, race_point};
+use ubtrfs_transaction::{MetadataReservation, NewContent, NewSubvolume, QgroupId, Received, race_point};
+use uuid::Uuid;
 
 use crate::Fs;
 use crate::error::{Error, Result};
@@ -26,6 +27,9 @@ use crate::namei::create::{check_dir_takes_names, entry_changed, inherited, new_
 use crate::session::context::MetadataPurpose;
 use crate::subvolume::list::default_subvolume;
 use crate::types::{Caller, InodeId, mode};
+
+/// Number of items to reserve for a record of a received subvolume: the root item and two UUID items.
+const RECEIVED_ITEMS: usize = 4;
 
 /// The properties of a new subvolume, apart from its content.
 #[derive(Debug)]
@@ -254,6 +258,36 @@ impl Fs {
             tracing::warn!("subvolume {id}: deleting unlinked inodes failed: {error}");
         }
         Ok(())
+    }
+
+    /// Records in a writable subvolume from which one it was received, durable on return: the UUID and the transaction of
+    /// the sent subvolume, and the time of sending. Returns the transaction and the time of this record. For programs that
+    /// receive a stream by themselves, and make the subvolume read-only afterwards.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnlySubvolume`], or [`Error::Overflow`] if too many subvolumes have this received UUID.
+    pub fn set_subvolume_received(
+        &self,
+        id: RootId,
+        uuid: Uuid,
+        stransid: Generation,
+        stime: Timespec,
+    ) -> Result<(Generation, Timespec)> {
+        let _changing = self.context.begin_change()?;
+        let _flags = self.subvolumes.lock_flags();
+        self.subvolume(id)?.check_writable()?;
+        let _subvolumes = self.subvolumes.lock();
+        if !uuid.is_nil() && !self.engine.has_room_for_uuid(KeyType::UUID_KEY_RECEIVED_SUBVOL, uuid)? {
+            return Err(Error::Overflow);
+        }
+        let reservation = self.context.reserve(MetadataPurpose::Change(RECEIVED_ITEMS))?;
+        let rtime = Timespec::now();
+        let op = self.engine.begin(reservation);
+        op.set_subvolume_received(id, Received { uuid, stransid, stime, rtime, read_only: false });
+        let rtransid = op.generation();
+        drop(op);
+        self.engine.commit()?;
+        Ok((rtransid, rtime))
     }
 
     /// The subvolume that a mount shows if no option names one.

@@ -52,8 +52,12 @@ pub struct Received {
     pub uuid: Uuid,
     /// The last transaction of the sent subvolume, at the sender.
     pub stransid: Generation,
+    /// The time of sending, at the sender. ubtrfs and Linux leave it at 0, because a stream does not contain this time.
+    pub stime: Timespec,
     /// The time of receiving.
     pub rtime: Timespec,
+    /// Whether the subvolume becomes read-only.
+    pub read_only: bool,
 }
 
 /// A change of a subvolume that the commit makes.

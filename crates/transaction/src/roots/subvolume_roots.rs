@@ -56,7 +56,7 @@ impl TransHandle<'_> {
         self.change_root(RootChange::SetReadOnly(id, read_only));
     }
 
-    /// Marks a subvolume as received and read-only, with effect from this transaction's commit on.
+    /// Marks a subvolume as received, with effect from this transaction's commit on.
     pub fn set_subvolume_received(&self, id: RootId, received: Received) {
         self.change_root(RootChange::SetReceived(id, received));
     }
@@ -124,13 +124,14 @@ impl Engine {
                 }
                 self.set_uuid((KeyType::UUID_KEY_RECEIVED_SUBVOL, received), id, false, refs, transid)
             }
-            RootChange::SetReceived(id, Received { uuid, stransid, rtime }) => {
+            RootChange::SetReceived(id, Received { uuid, stransid, stime, rtime, read_only }) => {
                 let before = self.root_item(id)?.map_or(Uuid::nil(), |item| item.received_uuid);
                 self.change_root_item(id, |item| {
                     (item.received_uuid, item.stransid, item.rtransid) = (uuid, stransid, transid);
-                    // Linux leaves the time of sending at 0, because a stream does not contain this time.
-                    (item.stime, item.rtime) = (Default::default(), rtime);
-                    item.flags |= RootFlags::RDONLY.bits();
+                    (item.stime, item.rtime) = (stime, rtime);
+                    if read_only {
+                        item.flags |= RootFlags::RDONLY.bits();
+                    }
                 })?;
                 let kind = KeyType::UUID_KEY_RECEIVED_SUBVOL;
                 self.set_uuid((kind, before), id, false, refs, transid)?;

@@ -250,6 +250,53 @@ elif sys.argv[2] == "inherit":
     limits = search(".", 8, (0, 244, 0), (0, 244, 2**64 - 1))
     print(sorted((offset, struct.unpack("<5Q", data)) for _, _, offset, data in limits))
     print(sorted(os.listdir(".")))
+elif sys.argv[2] == "received":
+    SET_RECEIVED, STATS, INFO, SETFLAGS = 0xC0C89425, 0xC4089434, 0x81F8943C, 0x4008941A
+    ONE, OTHER, NONE = bytes(range(16)), bytes(range(16, 32)), bytes(16)
+
+    def receive(path, uuid, stransid=7, rtransid=1 << 60, stime=(11, 12), flags=0, reserved=0):
+        head = struct.pack("<16sQQ QI4x QI4x Q", uuid, stransid, rtransid, *stime, 13, 14, flags)
+        result = call(path, SET_RECEIVED, head + struct.pack("<16Q", *[reserved] * 16))
+        info = call(path, INFO, bytes(504))
+        show(f"received {path}", result, lambda raw: (raw[:24], raw[32:48], raw[64:], raw[24:32] == info[368:376], raw[48:60] == info[424:436]))
+        show("info", info, lambda raw: (raw[288:296], raw[328:344], raw[360:368], raw[408:420]))
+
+    def stats(devid, nr_items, flags):
+        args = struct.pack("<3Q", devid, nr_items, flags) + b"\x55" * 1008
+        show(f"stats {devid} {nr_items} {flags}", call("a", STATS, args), lambda raw: raw)
+
+    def uuids():
+        items = search(".", 9, (0, 252, 0), (2**64 - 1, 252, 2**64 - 1))
+        print("uuids", [item for item in items if item[1] == 252] if isinstance(items, list) else items)
+
+    def everything_received():
+        for path in [".", "a", "dir", "a/x", "a/y", "read-only", "own"]:
+            receive(path, ONE)
+            uuids()
+        receive("a", ONE, stransid=2**64 - 1, flags=5)
+        receive("a", OTHER, flags=1 << 63, reserved=77)
+        uuids()
+        receive("a", OTHER, stime=(2**64 - 1, 2**32 - 1))
+        receive("a", NONE, 0, 0, (0, 0))
+        uuids()
+        for nr_items in [5, 3, 0, 9, 121, 1 << 63]:
+            stats(1, nr_items, 0)
+        for devid, flags in [(0, 0), (2, 0), (0, 1), (1, 1), (1, 2), (1, 3)]:
+            stats(devid, 5, flags)
+
+    for name in ["read-only", "own"]:
+        call(".", CREATE, struct.pack("<q", -1) + name.encode().ljust(4088, b"\0"))
+    os.chown("own", 65534, 65534)
+    call("read-only", SETFLAGS, struct.pack("<Q", 2))
+    everything_received()
+    # A received subvolume that becomes read-only stays received.
+    show("flags", call("a", SETFLAGS, struct.pack("<Q", 2)), len)
+    receive("a", ONE)
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+    print("as nobody")
+    everything_received()
 elif sys.argv[2] == "garbage":
     # Call with random bytes, which must not end the server.
     import random
@@ -258,7 +305,7 @@ elif sys.argv[2] == "garbage":
     numbers = [SNAP_CREATE, SNAP_CREATE_V2, CREATE, TREE_SEARCH, INO_LOOKUP, DEV_INFO, FS_INFO, GET_LABEL, FEATURES]
     numbers += [ROOTREF, LOOKUP_USER, GETFLAGS, WAIT_SYNC, 0x50009403, 0x5000940F, 0x4008941A, 0x81F8943C]
     numbers += [0xC4009420, 0x84009422, 0xC0109428, 0x40189429, 0x4010942A, 0x4040942C, 0x8040942D, 0x40309410]
-    numbers += [0xC0185879, 0x5000943F]
+    numbers += [0xC0185879, 0x5000943F, 0xC0C89425, 0xC4089434]
     for _ in range(3000):
         number = random.choice(numbers)
         data = bytearray(random.choice([b"\0", b"\xff", b"a"]) * (number >> 16 & 0x3FFF))
