@@ -53,8 +53,14 @@ pub struct MountConfig {
     pub noexec: bool,
     /// Do not update access times.
     pub noatime: bool,
+    /// Allow no symbolic link on a way through the mount.
+    pub nosymfollow: bool,
     /// Make changes of directories synchronous.
     pub dirsync: bool,
+    /// Make writes durable before they return: the kernel adds an fsync to each.
+    pub sync: bool,
+    /// Options of SELinux, such as `context=...`, for a kernel that has it.
+    pub selinux: Vec<String>,
     /// Threads that read requests from /dev/fuse; 0 for the default.
     pub nr_threads: usize,
     /// How requests arrive.
@@ -95,7 +101,10 @@ impl Default for MountConfig {
             nosuid: false,
             noexec: false,
             noatime: false,
+            nosymfollow: false,
             dirsync: false,
+            sync: false,
+            selinux: Vec::new(),
             nr_threads: 0,
             transport: Transport::Auto,
             idle_poll: IdlePolling::Auto,
@@ -356,7 +365,9 @@ fn mount_flags(config: &MountConfig) -> MountFlags {
         (config.nosuid, MountFlags::NOSUID),
         (config.noexec, MountFlags::NOEXEC),
         (config.noatime, MountFlags::NOATIME),
+        (config.nosymfollow, MountFlags::NOSYMFOLLOW),
         (config.dirsync, MountFlags::DIRSYNC),
+        (config.sync, MountFlags::SYNCHRONOUS),
     ] {
         flags.set(flag, wanted);
     }
@@ -393,7 +404,9 @@ impl Mounted {
             nosuid: has("nosuid"),
             noexec: has("noexec"),
             noatime: has("noatime"),
+            nosymfollow: has("nosymfollow"),
             dirsync: has("dirsync"),
+            sync: has("sync"),
             ..MountConfig::default()
         };
         let other_user = other_user::other_user_of(&info);
@@ -452,6 +465,7 @@ fn mount_directly(
     if config.allow_other {
         data.push_str(",allow_other");
     }
+    config.selinux.iter().for_each(|option| data.extend([",", option]));
     let mount_as = |kind: &str, data: String| {
         if detached {
             return subtree::mount_detached(kind, &data, config).map(Some).map_err(failed);
@@ -532,12 +546,15 @@ fn helper_options(config: &MountConfig) -> String {
         (config.read_only, ",ro"),
         (config.noexec, ",noexec"),
         (config.noatime, ",noatime"),
+        (config.nosymfollow, ",nosymfollow"),
         (config.dirsync, ",dirsync"),
+        (config.sync, ",sync"),
     ] {
         if wanted {
             options.push_str(option);
         }
     }
+    config.selinux.iter().for_each(|option| options.extend([",", option]));
     options
 }
 

@@ -63,7 +63,7 @@ pub(crate) fn mount_detached(kind: &str, data: &str, config: &MountConfig) -> io
             None => fsconfig_set_flag(&context, option)?,
         }
     }
-    for (is_set, flag) in [(config.read_only, "ro"), (config.dirsync, "dirsync")] {
+    for (is_set, flag) in [(config.read_only, "ro"), (config.dirsync, "dirsync"), (config.sync, "sync")] {
         if is_set {
             fsconfig_set_flag(&context, flag)?;
         }
@@ -81,6 +81,7 @@ fn attributes(config: &MountConfig) -> MountAttrFlags {
         (config.nosuid, MountAttrFlags::MOUNT_ATTR_NOSUID),
         (config.noexec, MountAttrFlags::MOUNT_ATTR_NOEXEC),
         (config.noatime, MountAttrFlags::MOUNT_ATTR_NOATIME),
+        (config.nosymfollow, MountAttrFlags::MOUNT_ATTR_NOSYMFOLLOW),
     ] {
         flags.set(flag, wanted);
     }
@@ -215,6 +216,7 @@ const OWN_FLAGS: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_RDONLY
     .union(MountAttrFlags::MOUNT_ATTR_NODEV)
     .union(MountAttrFlags::MOUNT_ATTR_NOSUID)
     .union(MountAttrFlags::MOUNT_ATTR_NOEXEC)
+    .union(MountAttrFlags::MOUNT_ATTR_NOSYMFOLLOW)
     .union(MountAttrFlags::MOUNT_ATTR_NODIRATIME)
     .union(MountAttrFlags::MOUNT_ATTR__ATIME);
 

@@ -65,7 +65,12 @@ pub const OF_MOUNT_POINT: &[MountOption] = &[
     option("allow_other, noallow_other", "whether other users may enter (for root: allow_other)"),
     option("default_permissions", "the kernel checks permissions, also with noallow_other"),
     option("nonempty", "the directory may have files, which the mount hides"),
-    option("nodev, nosuid, noexec, dirsync", "enforced by the kernel; nodev and nosuid are the default with --sandbox"),
+    option(
+        "nodev, nosuid, noexec, nosymfollow, dirsync",
+        "enforced by the kernel; nodev and nosuid are the default with --sandbox",
+    ),
+    option("sync", "each write is durable when it returns"),
+    option("user=NAME", "accepted without effect, as all options that only mount(8) or systemd reads"),
     option("fsname=NAME", "the device that the table of mounts shows (the image)"),
     option("memory=SIZE", "memory of the server, as --memory"),
     option("threads=N", "threads that take requests from /dev/fuse, 1 to 64 (4)"),
@@ -82,7 +87,7 @@ pub const OF_MOUNT_POINT: &[MountOption] = &[
 pub(super) fn help() -> String {
     let mut text = String::from(
         "Mount options, separated by commas: options of btrfs and of the mount point\n\nWith remount, only ro or rw and these \
-         options of the mount point change: dev, suid, exec, atime, dirsync and their opposites. All other options must have \
+         options of the mount point change: dev, suid, exec, atime, symfollow, dirsync, sync and their opposites. All other options must have \
          the values of the mount; a change of them needs a new mount.\n",
     );
     for (title, options) in [("btrfs", OF_BTRFS), ("the mount point", OF_MOUNT_POINT)] {

@@ -16,6 +16,7 @@ const IGNORED_PREFIXES: &[&str] = &[
     "x-",
     "X-",
     "comment=",
+    "user=",
     "uhelper=",
     "helper=",
     "subtype=",
@@ -25,6 +26,15 @@ const IGNORED_PREFIXES: &[&str] = &[
     "group_id=",
     "blksize=",
 ];
+
+/// Options that SELinux takes out of the options of any filesystem.
+const SELINUX: [&str; 4] = ["context=", "fscontext=", "defcontext=", "rootcontext="];
+
+/// Whether the kernel uses SELinux. Without it, Linux refuses the options of [`SELINUX`].
+fn has_selinux() -> bool {
+    let filesystems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    filesystems.split_whitespace().any(|name| name == "selinuxfs")
+}
 
 /// Whether the options contain `remount`.
 pub(super) fn is_remount(lists: &[String]) -> bool {
@@ -115,6 +125,7 @@ fn selects(option: &str, subvolume: &SubvolumeInfo) -> Option<bool> {
 pub(super) fn share(lists: &[String], given: &[String], dir: &str, config: &mut MountConfig) -> anyhow::Result<()> {
     let is_own = |option: &str| {
         matches!(option, "ro" | "rw" | "dev" | "nodev" | "suid" | "nosuid" | "exec" | "noexec" | "nonempty")
+            || matches!(option, "symfollow" | "nosymfollow")
             || ["subvol=", "subvolid="].iter().any(|prefix| option.starts_with(prefix))
             || IGNORED.contains(&option)
             || IGNORED_PREFIXES.iter().any(|prefix| option.starts_with(prefix))
@@ -127,7 +138,7 @@ pub(super) fn share(lists: &[String], given: &[String], dir: &str, config: &mut 
         );
     }
     let Parsed { config: first, .. } = parse(given)?;
-    (config.noatime, config.dirsync) = (first.noatime, first.dirsync);
+    (config.noatime, config.dirsync, config.sync) = (first.noatime, first.dirsync, first.sync);
     Ok(())
 }
 
@@ -169,7 +180,11 @@ fn set_flag(config: &mut MountConfig, option: &str) -> bool {
         "noexec" => config.noexec = true,
         "atime" => config.noatime = false,
         "noatime" => config.noatime = true,
+        "symfollow" => config.nosymfollow = false,
+        "nosymfollow" => config.nosymfollow = true,
         "dirsync" => config.dirsync = true,
+        "async" => config.sync = false,
+        "sync" => config.sync = true,
         _ => return false,
     }
     true
@@ -228,6 +243,11 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<Parsed> {
             fuseblk = option == "fuseblk";
         } else if let Some(name) = option.strip_prefix("fsname=") {
             config.fsname = name.to_owned();
+        } else if SELINUX.iter().any(|name| option.starts_with(name)) {
+            if !has_selinux() {
+                bail!("mount option '{option}' needs SELinux, which this kernel does not use; omit it");
+            }
+            config.selinux.push(option.to_owned());
         } else if let Some(count) = option.strip_prefix("threads=") {
             let expected = || format!("mount option '{option}': give a number of threads from 1 to 64");
             config.nr_threads = count.parse().with_context(expected)?;
@@ -372,8 +392,8 @@ mod tests {
     #[test]
     fn options_of_the_mount_point_are_not_passed_to_btrfs() {
         // If one of these options were passed on, it would be refused as an unknown option of btrfs.
-        let ours = "allow_other,noallow_other,default_permissions,nonempty,dev,nodev,suid,nosuid,exec,noexec,dirsync,\
-                    writeback_cache,nowriteback_cache,xattr,noxattr,open,noopen,idmap,noidmap,io_uring,noio_uring,\
+        let ours = "allow_other,noallow_other,default_permissions,nonempty,dev,nodev,suid,nosuid,exec,noexec,dirsync,sync,\
+                    async,symfollow,nosymfollow,writeback_cache,nowriteback_cache,xattr,noxattr,open,noopen,idmap,noidmap,io_uring,noio_uring,\
                     idle_poll,noidle_poll,idle_poll=on,idle_poll=off,idle_poll=auto,fuseblk,nofuseblk,fuseblk,loop";
         assert!(parse(&[ours.to_owned()]).unwrap().fuseblk);
         assert!(!parse(&["fuseblk,nofuseblk".to_owned()]).unwrap().fuseblk);
@@ -390,7 +410,17 @@ mod tests {
 
     #[test]
     fn fstab_options_are_not_ours() {
-        parsed("defaults,nofail,_netdev,noauto,user,x-systemd.automount,comment=x,allow_other");
+        parsed("defaults,nofail,_netdev,noauto,user,x-systemd.automount,comment=x,user=me,allow_other");
+    }
+
+    #[test]
+    fn options_of_selinux_are_refused_without_it() {
+        for option in ["context=a:b:c:s0", "rootcontext=x"] {
+            match parse(&[option.to_owned()]) {
+                Ok(parsed) => assert!(has_selinux() && parsed.config.selinux == [option]),
+                Err(error) => assert!(!has_selinux() && error.to_string().contains(option), "{error}"),
+            }
+        }
     }
 
     #[test]
