@@ -58,6 +58,7 @@ mod stats;
 mod stopped;
 mod subvolume;
 mod subvolume_rules;
+mod tools;
 mod tune;
 mod umount;
 mod worst_requests;
