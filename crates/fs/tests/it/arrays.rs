@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use ubtrfs_device::{Access, Device, FileDevice, is_seed};
 use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem, BlockGroupFlags};
-use ubtrfs_format::{Profile, RootId};
+use ubtrfs_format::{CsumType, Profile, RootId};
 use ubtrfs_fs::{Caller, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode};
-use ubtrfs_testkit::{LoopDevice, LoopMount, Rng, capability, run};
+use ubtrfs_testkit::{LoopDevice, LoopMount, Rng, capability, run, ubtrfs_check_errors};
 
 const ROOT: Caller = Caller::ROOT;
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: ubtrfs_format::Ino::ROOT_DIR };
@@ -459,6 +459,82 @@ fn a_half_that_we_wrote_alone_is_refused_beside_a_newer_half_of_linux() {
         assert!(fs.lookup(TOP, name.as_bytes()).is_ok(), "{name}");
         fs.close().unwrap();
     }
+}
+
+/// A tree block on an image.
+struct BlockOnImage {
+    at: usize,
+    bytenr: u64,
+    generation: u64,
+    owner: u64,
+}
+
+/// The tree blocks on an image of Linux's mkfs that have a valid checksum.
+fn blocks_of(image: &[u8]) -> Vec<BlockOnImage> {
+    let fsid = &image[65536 + 32..65536 + 48];
+    let number = |raw: &[u8], at: usize| u64::from_le_bytes(raw[at..at + 8].try_into().unwrap());
+    let found = image.chunks_exact(NODESIZE).enumerate().filter(|(_, raw)| raw[32..48] == *fsid);
+    let valid = found.filter(|(_, raw)| raw[..4] == CsumType::Crc32c.compute(&raw[32..])[..4]);
+    let block = |(index, raw): (usize, &[u8])| BlockOnImage {
+        at: index * NODESIZE,
+        bytenr: number(raw, 48),
+        generation: number(raw, 80),
+        owner: number(raw, 88),
+    };
+    valid.map(block).filter(|block| block.at != 65536 && block.at != 64 << 20).collect()
+}
+
+const NODESIZE: usize = 16384;
+
+/// A server that was killed has written blocks that no commit has. The next commit, without this device, gives the same
+/// places and the same generation to other blocks.
+#[test]
+fn s4_valid_blocks_of_no_commit_do_not_stay_on_a_device_that_comes_back() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let array = Array::new(&["-d", "raid1", "-m", "raid1"], &[300, 300]);
+    let fs = array.open();
+    put(&fs, "before", &content(8192, 1));
+    fs.close().unwrap();
+    drop(fs);
+    let fs = array.open_some(&[0], "degraded");
+    put(&fs, "while one was away", &content(8192, 2));
+    fs.close().unwrap();
+    drop(fs);
+    let [one, mut other] = [0, 1].map(|index| std::fs::read(&array.images[index]).unwrap());
+    let (of_one, of_other) = (blocks_of(&one), blocks_of(&other));
+    let newest = of_one.iter().filter(|block| block.owner == 5).map(|block| block.generation).max().unwrap();
+    let [generation_of_one, generation_of_other] =
+        [&one, &other].map(|image| u64::from_le_bytes(image[65536 + 72..65536 + 80].try_into().unwrap()));
+    assert!(generation_of_one >= generation_of_other + 2, "C4: {generation_of_one}, {generation_of_other}");
+    // Both copies of a chunk have the same distance for all of its blocks.
+    let is_pair = |one: &BlockOnImage, other: &BlockOnImage| one.bytenr == other.bytenr && one.owner == 5;
+    let pair = of_one.iter().find_map(|one| Some((one.at, of_other.iter().find(|other| is_pair(one, other))?.at)));
+    let (in_one, in_other) = pair.unwrap();
+    let foreign = of_one.iter().find(|block| block.owner == 1).unwrap();
+    let mut nr_forged = 0;
+    for block in of_one.iter().filter(|block| block.generation == newest && block.owner == 5) {
+        let mut raw = one[foreign.at..foreign.at + NODESIZE].to_vec();
+        raw[48..56].copy_from_slice(&block.bytenr.to_le_bytes());
+        raw[80..88].copy_from_slice(&newest.to_le_bytes());
+        let csum = CsumType::Crc32c.compute(&raw[32..]);
+        raw[..4].copy_from_slice(&csum[..4]);
+        let at = block.at + in_other - in_one;
+        other[at..at + NODESIZE].copy_from_slice(&raw);
+        nr_forged += 1;
+    }
+    assert!(nr_forged > 0);
+    std::fs::write(&array.images[1], &other).unwrap();
+    let fs = array.open();
+    fs.wait_for_resync();
+    fs.close().unwrap();
+    drop(fs);
+    let devices = array.images.iter().map(|image| open_device(image)).collect();
+    assert_eq!(ubtrfs_check_errors(devices).unwrap(), Vec::<String>::new());
+    let fs = array.open_some(&[1], "degraded");
+    assert!(get(&fs, "while one was away", 8192) == content(8192, 2));
+    fs.close().unwrap();
 }
 
 #[test]

@@ -102,6 +102,10 @@ impl Engine {
             if self.volumes.have_stats_changed() {
                 self.commit()?;
             }
+            // What was changed is promised now (C4 of `volumes::commit_super`).
+            if self.volumes.needs_full_commit() {
+                self.commit()?;
+            }
         }
         Ok(())
     }

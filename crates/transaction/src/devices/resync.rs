@@ -13,12 +13,15 @@
 //!   everything that was copied is durable. Until then, a crash leaves the device as it was.
 //! - S3. Content that has a checksum is copied only if it is good, and only over a bad copy: the stale device may have the
 //!   only good copy.
+//! - S4. A tree block of the stale device is good only if it equals that of a device in sync, if one has it. A program that
+//!   was killed before its commit may have written a block to the stale device, and the next commit, without this device,
+//!   gives the same place and generation to another block.
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{ExtentFlags, ExtentItem};
 use ubtrfs_format::node::verify_block;
-use ubtrfs_format::{DevId, Generation, Key, KeyType, Logical, RootId};
-use ubtrfs_volumes::Verify;
+use ubtrfs_format::{DevId, FormatError, Generation, Key, KeyType, Logical, RootId};
+use ubtrfs_volumes::{MemberState, Verify};
 
 use crate::engine::Engine;
 use crate::extents::csum_tree::verify_sector;
@@ -122,7 +125,23 @@ impl Engine {
             return Ok(());
         }
         let (csum_type, nodesize) = (self.geometry.csum_type, self.geometry.nodesize);
-        let verify = |_: usize, raw: &[u8]| verify_block(raw, csum_type, at, generation);
+        if resync.stale.iter().all(|(_, since)| generation <= *since) {
+            return Ok(());
+        }
+        let devices = self.volumes.devices();
+        let mut in_sync = devices.iter().filter(|device| device.state == MemberState::InSync);
+        let committed = in_sync.find_map(|device| self.volumes.node_on(device.devid, at, generation, csum_type));
+        let verify = |_: usize, raw: &[u8]| match &committed {
+            Some(committed) if committed != raw => Err(FormatError::Mismatch {
+                what: "tree block",
+                field: "content",
+                found: "another block of this generation".into(),
+                expected: "the content that was committed".into(),
+            }),
+            // S4
+            Some(_) => Ok(()),
+            None => verify_block(raw, csum_type, at, generation),
+        };
         let unit = usize::try_from(nodesize).unwrap_or(usize::MAX);
         for &(devid, _) in resync.stale.iter().filter(|(_, since)| generation > *since) {
             let range = at.0..at.0.saturating_add(nodesize.into());
