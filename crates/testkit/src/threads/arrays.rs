@@ -14,6 +14,8 @@
 //!   filesystem opens without the option for missing devices. Devices that are no members any more, or not yet, are left
 //!   out though they are given.
 //! - A6. A replacement that the cut interrupted goes on, by us and by Linux, and then A1 to A3 hold.
+//! - A7. If a lost device comes back after commits without it, it is brought up to date: all copies are clean and equal. It
+//!   may have blocks of a commit that the cut interrupted, whose places and generation later blocks have.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -30,7 +32,7 @@ use ubtrfs_device::Device;
 use ubtrfs_format::Profile;
 use ubtrfs_format::item::DevReplaceItem;
 use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
-use ubtrfs_fs::{Fs, MountOptions};
+use ubtrfs_fs::{Caller, Fs, MountOptions, NewInode};
 
 use super::device_changes::change_devices;
 use super::verify::Made;
@@ -242,9 +244,53 @@ impl ArrayCuts {
             };
             let kept: Vec<Medium> = cut.fates.iter().zip(&devices).filter_map(is_kept).collect();
             check(&self.members_of(kept)?, true).context("A2, after the replay")?;
+            self.verify_return(cut, devices).context("A7")?;
             Ok(found)
         };
         verify().with_context(|| cut.what.clone())
+    }
+
+    /// Verifies A7, where nothing but losses happened: changes the filesystem on `devices`, and opens it with the lost devices.
+    fn verify_return(&self, cut: &ArrayCut, devices: Vec<Option<Arc<MediumDevice>>>) -> Result<()> {
+        let lost: Vec<&Medium> = cut
+            .fates
+            .iter()
+            .zip(&cut.media)
+            .filter(|(fate, _)| **fate == Fate::Lost)
+            .map(|(_, medium)| medium)
+            .collect();
+        let newest = cut.undamaged().iter().map(generation_of).max();
+        // A lost device with a commit that the others do not have was written apart from them.
+        let is_ahead = lost.iter().any(|medium| Some(generation_of(medium)) > newest);
+        let is_simple = cut.fates.iter().all(|fate| matches!(fate, Fate::Kept | Fate::Lost));
+        if self.is_changing || lost.is_empty() || is_ahead || !is_simple {
+            return Ok(());
+        }
+        let present: Vec<Arc<MediumDevice>> = devices.into_iter().flatten().collect();
+        let given = |devices: &[Arc<MediumDevice>]| devices.iter().map(|device| Arc::clone(device) as _).collect();
+        let options = MountOptions { degraded: true, ..self.options.clone() };
+        let target = FsTarget::on_devices(given(&present), options).context("it does not open without the device")?;
+        let content = |number: u8| vec![number; 20_000];
+        for number in 0..3 {
+            let top = target.lookup(b"").map_err(|errno| anyhow::anyhow!("the top has no attributes: {errno}"))?.id;
+            let name = format!("while a device was lost {number}");
+            let id = target.fs().create(top, name.as_bytes(), NewInode::file(0o644), &Caller::ROOT)?.id;
+            target.fs().write(id, 0, &content(number))?;
+            target.fs().sync()?;
+        }
+        target.close().context("it cannot be closed without the device")?;
+        let mut all = present;
+        all.extend(lost.into_iter().map(|medium| Arc::new(MediumDevice::new(medium.clone()))));
+        let target =
+            FsTarget::on_devices(given(&all), self.options.clone()).context("it does not open with the device")?;
+        target.fs().wait_for_resync();
+        for number in 0..3 {
+            let name = format!("while a device was lost {number}");
+            let found = crate::faults::read_all(&target, name.as_bytes())?;
+            ensure!(found == content(number), "{name} has other content");
+        }
+        target.close().context("it cannot be closed with the device")?;
+        check(&all.iter().map(|device| device.content()).collect::<Vec<_>>(), false)
     }
 
     /// Verifies A3. Linux must find `ours`, the entries that [`ArrayCuts::verify`] returned.
