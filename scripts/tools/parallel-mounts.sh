@@ -17,6 +17,15 @@ done
 loop=$(losetup -f --show "$work/disk.img")
 helper=$programs/mount.ubtrfs
 [ -x "$helper" ] || { ln -s "$programs/ubtrfs" "$work/mount.ubtrfs"; helper=$work/mount.ubtrfs; }
+# Waits for the commands of all names. $1 says what they do.
+await_all() {
+  what=$1
+  set -- $pids
+  for name in $names; do
+    wait "$1" || { cat "$work/$name.out"; fail "$what of @$name in round $round"; }
+    shift
+  done
+}
 round=1
 while [ $round -le 8 ]; do
   # An image file and a block device take turns.
@@ -27,11 +36,7 @@ while [ $round -le 8 ]; do
     "$helper" "$source" "$work/$name" -o "rw,noatime,compress=zstd:3,subvol=@$name" >"$work/$name.out" 2>&1 &
     pids="$pids $!"
   done
-  set -- $pids
-  for name in $names; do
-    wait "$1" || { cat "$work/$name.out"; fail "mount of @$name in round $round"; }
-    shift
-  done
+  await_all mount
   for name in $names; do
     expect "/@$name" "$(findmnt -n -o FSROOT "$work/$name")" "root of the mount of @$name in round $round"
     echo "$name $round" >"$work/$name/round$round"
@@ -42,11 +47,7 @@ while [ $round -le 8 ]; do
     $command "$work/$name" >"$work/$name.out" 2>&1 &
     pids="$pids $!"
   done
-  set -- $pids
-  for name in $names; do
-    wait "$1" || { cat "$work/$name.out"; fail "umount of @$name in round $round"; }
-    shift
-  done
+  await_all umount
   timeout 20 flock -x "$work/disk.img" true || fail "the image stays locked after round $round"
   round=$((round + 1))
 done

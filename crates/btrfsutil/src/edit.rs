@@ -19,7 +19,7 @@ use crate::place::OpenPlace;
 use crate::qgroup::QgroupsToJoin;
 use crate::subvolume::flush;
 
-/// What a new snapshot is like.
+/// The kind of a new snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SnapshotKind {
     pub(crate) read_only: bool,

@@ -31,7 +31,7 @@ pub(crate) struct UtilIterator {
     _own: Option<OwnedFd>,
 }
 
-/// What an iterator finds.
+/// The source of an iterator's subvolumes.
 #[derive(Debug)]
 enum IteratorState {
     /// Subvolumes that are searched while the caller asks for them.

@@ -34,7 +34,7 @@ pub(crate) enum UtilError {
     FsInfoFailed,
 }
 
-/// A failed call: what the function returns, and the value that `errno` gets.
+/// The result of a failed call, and the value that `errno` gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UtilFailure {
     pub(crate) error: UtilError,

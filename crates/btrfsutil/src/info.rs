@@ -4,7 +4,6 @@ use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::SubvolumeInfo;
 
 use crate::ioctl::{u32_at, u64_at};
-use crate::search::RootTreeEntry;
 
 /// The struct of C programs.
 #[derive(Clone, Copy, Debug)]
@@ -73,30 +72,6 @@ impl From<&SubvolumeInfo> for UtilSubvolumeInfo {
 }
 
 impl UtilSubvolumeInfo {
-    /// Makes the struct from items of the tree of trees.
-    pub(crate) fn of_entry(id: u64, entry: &RootTreeEntry) -> Self {
-        let root = &entry.root;
-        let (parent_id, dir_id) = entry.parent.unwrap_or_default();
-        Self {
-            id,
-            parent_id,
-            dir_id,
-            flags: root.flags,
-            uuid: root.uuid.into_bytes(),
-            parent_uuid: root.parent_uuid.into_bytes(),
-            received_uuid: root.received_uuid.into_bytes(),
-            generation: root.generation.0,
-            ctransid: root.ctransid.0,
-            otransid: root.otransid.0,
-            stransid: root.stransid.0,
-            rtransid: root.rtransid.0,
-            ctime: root.ctime.into(),
-            otime: root.otime.into(),
-            stime: root.stime.into(),
-            rtime: root.rtime.into(),
-        }
-    }
-
     /// Makes the struct from `struct btrfs_ioctl_get_subvol_info_args`: treeid 0, name 8, parent_id 264, dirid 272,
     /// generation 280, flags 288, three UUIDs from 296 on, four transids from 344 on, four times of 16 bytes from 376 on.
     pub(crate) fn of_ioctl(args: &[u8]) -> Self {

@@ -7,7 +7,8 @@
 use rustix::io::Errno;
 use ubtrfs_format::item::{DirItem, RootItem, RootRef};
 use ubtrfs_format::key::KeyType;
-use ubtrfs_format::{RootId, objectid};
+use ubtrfs_format::{Ino, RootId, objectid};
+use ubtrfs_fs::SubvolumeInfo;
 
 use crate::failure::{Result, UtilError};
 use crate::ioctl::{self, ARGS_LEN, put, u32_at, u64_at};
@@ -19,14 +20,6 @@ struct RootTreeItem {
     item_type: KeyType,
     offset: u64,
     data: Vec<u8>,
-}
-
-/// What the tree of trees tells about a subvolume.
-#[derive(Debug)]
-pub(crate) struct RootTreeEntry {
-    pub(crate) root: RootItem,
-    /// The subvolume that holds the name, and the directory in it.
-    pub(crate) parent: Option<(u64, u64)>,
 }
 
 /// The name of a subvolume in a directory of its parent.
@@ -46,8 +39,8 @@ pub(crate) struct ChildSubvolume {
     pub(crate) name: Vec<u8>,
 }
 
-/// Reads the items of a subvolume. Fails with "not found" if there is no such subvolume.
-pub(crate) fn entry(place: OpenPlace<'_>, id: u64) -> Result<RootTreeEntry> {
+/// Reads the items of a subvolume, which do not tell its path. Fails with "not found" if there is no such subvolume.
+pub(crate) fn info(place: OpenPlace<'_>, id: u64) -> Result<SubvolumeInfo> {
     if !is_subvolume_id(id) {
         return Err(not_found());
     }
@@ -55,9 +48,12 @@ pub(crate) fn entry(place: OpenPlace<'_>, id: u64) -> Result<RootTreeEntry> {
     let of_type = |item_type| found.iter().find(move |item| item.item_type == item_type);
     let root = of_type(KeyType::ROOT_ITEM).ok_or_else(not_found)?;
     let root = RootItem::decode_any(&root.data).map_err(|_| corrupt())?;
-    let backref = of_type(KeyType::ROOT_BACKREF);
-    let parent = backref.map(|item| Ok((item.offset, decode_ref(item)?.dirid))).transpose()?;
-    Ok(RootTreeEntry { root, parent })
+    let mut info = SubvolumeInfo::without_name(RootId(id), &root);
+    if let Some(backref) = of_type(KeyType::ROOT_BACKREF) {
+        info.parent = Some(RootId(backref.offset));
+        info.dirid = Ino(decode_ref(backref)?.dirid);
+    }
+    Ok(info)
 }
 
 /// Finds the name of a subvolume. Fails with "not found" if there is no such subvolume, or if it has no name.
@@ -99,7 +95,7 @@ pub(crate) fn deleted(place: OpenPlace<'_>) -> Result<Vec<u64>> {
         let next = next_after(last.offset)?;
         for orphan in orphans {
             // A subvolume may be gone meanwhile.
-            match entry(place, orphan.offset) {
+            match info(place, orphan.offset) {
                 Ok(_) => ids.push(orphan.offset),
                 Err(failure) if failure == not_found() => {}
                 Err(failure) => return Err(failure),

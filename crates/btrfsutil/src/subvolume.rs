@@ -54,7 +54,7 @@ pub(crate) fn info(place: OpenPlace<'_>, id_or_0: u64) -> Result<UtilSubvolumeIn
         }
         id => id,
     };
-    search::entry(place, id).map(|entry| UtilSubvolumeInfo::of_entry(id, &entry))
+    search::info(place, id).map(|info| UtilSubvolumeInfo::from(&info))
 }
 
 /// Describes the subvolume that holds a file, which every user may read.

@@ -140,8 +140,8 @@ pub struct DeviceInfo {
     /// Bytes in device extents for each combination of type and profile bits; `None` if the caller may not see these
     /// numbers.
     pub groups: Option<Vec<(u64, u64)>>,
-    /// The same bytes for each number of stripes too: type and profile bits, number of stripes, bytes. Empty if the caller
-    /// may not see these numbers.
+    /// Bytes in device extents for each combination of type and profile bits and number of stripes. Empty if the caller may
+    /// not see these numbers.
     #[serde(default)]
     pub shares: Vec<(u64, usize, u64)>,
 }
@@ -164,6 +164,11 @@ pub enum DeviceState {
 }
 
 impl DeviceState {
+    /// Whether nothing can be read from the device: it is missing, or has failed.
+    pub fn is_absent(self) -> bool {
+        matches!(self, Self::Missing | Self::Failed)
+    }
+
     fn of(state: MemberState, is_writable: bool) -> Self {
         match state {
             MemberState::InSync => Self::InSync,

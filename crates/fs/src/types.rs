@@ -1,6 +1,6 @@
 //! Arguments and results of the methods of [`Fs`](crate::Fs).
 
-use ubtrfs_format::item::{FileType, InodeItem, RootFlags, Timespec};
+use ubtrfs_format::item::{FileType, InodeItem, RootFlags, RootItem, Timespec};
 use ubtrfs_format::{Generation, Ino, RootId};
 use uuid::Uuid;
 
@@ -364,4 +364,29 @@ pub struct SubvolumeInfo {
     pub stime: Timespec,
     /// Time of receiving.
     pub rtime: Timespec,
+}
+
+impl SubvolumeInfo {
+    /// Describes a subvolume by its root item, which does not tell its path and its parent.
+    pub fn without_name(id: RootId, item: &RootItem) -> Self {
+        Self {
+            id,
+            path: Vec::new(),
+            parent: None,
+            dirid: Ino(0),
+            flags: RootFlags::from_bits_retain(item.flags),
+            uuid: item.uuid,
+            parent_uuid: item.parent_uuid,
+            received_uuid: item.received_uuid,
+            generation: item.generation,
+            otransid: item.otransid,
+            ctransid: item.ctransid,
+            stransid: item.stransid,
+            rtransid: item.rtransid,
+            otime: item.otime,
+            ctime: item.ctime,
+            stime: item.stime,
+            rtime: item.rtime,
+        }
+    }
 }

@@ -181,6 +181,13 @@ impl Volumes {
         self.valid_node_on(&*self.member(devid)?, at, of, csum_type)
     }
 
+    /// The node of this generation that a member in sync has.
+    pub fn node_in_sync(&self, at: Logical, of: Generation, csum_type: CsumType) -> Option<Vec<u8>> {
+        let members = self.own_members();
+        let mut in_sync = members.iter().filter(|member| member.is_in_sync());
+        in_sync.find_map(|member| self.valid_node_on(member, at, of, csum_type))
+    }
+
     fn valid_node_on(&self, member: &Member, at: Logical, of: Generation, csum_type: CsumType) -> Option<Vec<u8>> {
         let mut raw = vec![0; usize::try_from(self.superblock().nodesize).unwrap_or_default()];
         self.read_copy_on(member, at, &mut raw).ok()?;

@@ -32,8 +32,8 @@ pub(crate) struct Args {
     /// The image file, or all devices of the filesystem
     #[arg(value_name = "IMAGE", required_unless_present = "explain")]
     devices: Vec<PathBuf>,
-    /// device=PATH names a further device, as a further operand does. degraded changes nothing: what is missing is told,
-    /// and the rest is checked
+    /// device=PATH names a further device, as a further operand does. degraded changes nothing: a check names missing devices,
+    /// and checks the rest
     #[arg(short, long, value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
     /// Check an image that is mounted or in use: its last commit, without the log of later fsyncs

@@ -396,7 +396,7 @@ fn a_resize_works_on_the_file_of_its_device_and_on_no_other() {
     ok(resize(&["--truncate", "2:min", &a]));
     ok(resize(&["2:200M", &a]));
     assert_eq!(sizes(), [600, 200]);
-    // What is refused changes nothing.
+    // A refused resize changes nothing.
     for words in [&["3:+100M", &a][..], &["2:+9E", &a], &["2:10M", &a], &["--truncate", "3:100M", &b]] {
         refused(&resize(words), &["device"]);
         assert_eq!(sizes(), [600, 200], "{words:?}");

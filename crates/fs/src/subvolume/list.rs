@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use ubtrfs_format::hash::name_hash;
-use ubtrfs_format::item::{RootFlags, RootItem, RootRef};
+use ubtrfs_format::item::{RootItem, RootRef};
 use ubtrfs_format::print::escaped;
 use ubtrfs_format::{Ino, Key, KeyType, RootId, objectid};
 use ubtrfs_transaction::Engine;
@@ -73,28 +73,6 @@ struct ListedRoot {
     place: Option<SubvolumePlace>,
 }
 
-fn info_without_path(id: RootId, item: &RootItem) -> SubvolumeInfo {
-    SubvolumeInfo {
-        id,
-        path: Vec::new(),
-        parent: None,
-        dirid: Ino(0),
-        flags: RootFlags::from_bits_retain(item.flags),
-        uuid: item.uuid,
-        parent_uuid: item.parent_uuid,
-        received_uuid: item.received_uuid,
-        generation: item.generation,
-        otransid: item.otransid,
-        ctransid: item.ctransid,
-        stransid: item.stransid,
-        rtransid: item.rtransid,
-        otime: item.otime,
-        ctime: item.ctime,
-        stime: item.stime,
-        rtime: item.rtime,
-    }
-}
-
 /// Paths of directories that hold names of subvolumes, for one listing. Most subvolumes lie in a few directories.
 #[derive(Debug, Default)]
 struct KnownPaths {
@@ -160,7 +138,7 @@ impl Fs {
                 }
                 let info = match wanted {
                     ListedSubvolumes::Living => self.info_of(id, &item, place, &mut known)?,
-                    ListedSubvolumes::Deleted => info_without_path(id, &item),
+                    ListedSubvolumes::Deleted => SubvolumeInfo::without_name(id, &item),
                 };
                 len_bytes = len_bytes.saturating_add(info.path.len()).saturating_add(ENTRY_BYTES);
                 list.push(info);
@@ -261,7 +239,7 @@ impl Fs {
         place: Option<SubvolumePlace>,
         known: &mut KnownPaths,
     ) -> Result<SubvolumeInfo> {
-        let mut info = info_without_path(id, item);
+        let mut info = SubvolumeInfo::without_name(id, item);
         if let Some(SubvolumePlace { parent, root_ref }) = place.filter(|_| id != RootId::FS_TREE) {
             let dir = InodeId { root: parent, ino: Ino(root_ref.dirid) };
             info.path = self.known_path(dir, known)?;

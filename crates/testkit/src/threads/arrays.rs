@@ -463,7 +463,7 @@ fn last_replacement(media: &[Medium]) -> Result<Option<DevReplaceItem>> {
     Ok(target.fs().last_replacement()?)
 }
 
-/// What Linux says in its log if it cannot go on with a replacement.
+/// Linux's message if it has no room to go on with a replacement.
 const REPLACEMENT_WITHOUT_ROOM: &str = "scrub: failed setting block group ro: -28";
 
 /// Waits until Linux has gone on with a replacement to its end. Returns false if Linux has cancelled it, because the only

@@ -102,7 +102,7 @@ impl Engine {
             if self.volumes.have_stats_changed() {
                 self.commit()?;
             }
-            // What was changed is promised now (C4 of `volumes::commit_super`).
+            // A close promises everything, so the second commit of C4 of `volumes::commit_super` comes before it.
             if self.volumes.needs_full_commit() {
                 self.commit()?;
             }

@@ -21,7 +21,7 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{ExtentFlags, ExtentItem};
 use ubtrfs_format::node::verify_block;
 use ubtrfs_format::{DevId, FormatError, Generation, Key, KeyType, Logical, RootId};
-use ubtrfs_volumes::{MemberState, Verify};
+use ubtrfs_volumes::Verify;
 
 use crate::engine::Engine;
 use crate::extents::csum_tree::verify_sector;
@@ -128,9 +128,7 @@ impl Engine {
         if resync.stale.iter().all(|(_, since)| generation <= *since) {
             return Ok(());
         }
-        let devices = self.volumes.devices();
-        let mut in_sync = devices.iter().filter(|device| device.state == MemberState::InSync);
-        let committed = in_sync.find_map(|device| self.volumes.node_on(device.devid, at, generation, csum_type));
+        let committed = self.volumes.node_in_sync(at, generation, csum_type);
         let verify = |_: usize, raw: &[u8]| match &committed {
             Some(committed) if committed != raw => Err(FormatError::Mismatch {
                 what: "tree block",

@@ -9,15 +9,10 @@ use ubtrfs_format::print::escaped;
 use super::usage::{names, unallocated};
 use crate::progs::is_progs;
 
-/// Whether nothing can be read from the device.
-pub(super) fn is_absent(device: &DeviceInfo) -> bool {
-    matches!(device.state(), DeviceState::Missing | DeviceState::Failed)
-}
-
 /// The path, or `missing`.
 pub(super) fn name(device: &DeviceInfo) -> String {
     match &device.path {
-        Some(path) if !(is_progs() && is_absent(device)) => escaped(path.as_bytes()),
+        Some(path) if !(is_progs() && device.state().is_absent()) => escaped(path.as_bytes()),
         _ => "missing".to_owned(),
     }
 }

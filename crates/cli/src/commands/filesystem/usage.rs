@@ -15,7 +15,7 @@ use ubtrfs_format::print::insert_name;
 use ubtrfs_fuse::FirstMount;
 use uuid::Uuid;
 
-use super::shown_device::{is_absent, json_of, name, name_with_state, shares, state_text};
+use super::shown_device::{json_of, name, name_with_state, shares, state_text};
 use super::unmounted::unmounted;
 use super::{call, info, usage_table};
 use crate::commands::offline::text::printable;
@@ -179,7 +179,7 @@ pub(crate) fn device_usage(args: &DeviceUsageArgs) -> ExitCode {
             if has_several && !is_progs() {
                 text += &line("Device state:", state_text(device.state()));
             }
-            text += &of_bytes("Device size:", if is_progs() && is_absent(device) { 0 } else { device.total });
+            text += &of_bytes("Device size:", if is_progs() && device.state().is_absent() { 0 } else { device.total });
             text += &of_bytes("Device slack:", device.slack);
             for group in sorted(&usage.groups, USAGE_ORDER) {
                 for (kind, bytes) in shares(device, group.flags) {
@@ -376,7 +376,7 @@ fn show_one(common: &Common, Described { info, usage, used, is_mounted }: &Descr
     for device in &usage.devices {
         let (size, used) = (common.units.format(device.total), common.units.format(device.allocated));
         match device.path {
-            Some(_) if !(is_progs() && is_absent(device)) => {
+            Some(_) if !(is_progs() && device.state().is_absent()) => {
                 let path = name_with_state(device);
                 writeln!(text, "\tdevid {:>4} size {size} used {used} path {path}", device.devid)?;
             }
@@ -439,7 +439,7 @@ impl Sums {
         let sum = |values: &mut dyn Iterator<Item = u64>| values.fold(0u64, u64::saturating_add);
         let size = sum(&mut own_devices(usage).map(|device| device.total));
         let allocated = sum(&mut usage.devices.iter().map(|device| device.allocated));
-        let missing = own_devices(usage).filter(|device| is_absent(device));
+        let missing = own_devices(usage).filter(|device| device.state().is_absent());
         let is_data = |group: &&BlockGroupTotals| group.flags & BlockGroupFlags::DATA.bits() != 0;
         let is_metadata = |group: &&BlockGroupTotals| group.flags & BlockGroupFlags::METADATA.bits() != 0;
         let ratio_of = |wanted: &dyn Fn(&&BlockGroupTotals) -> bool| {

@@ -188,11 +188,6 @@ impl ScrubDevice {
     fn json(&self) -> Value {
         json!({ "devid": self.devid, "path": self.path, "state": self.state })
     }
-
-    /// Whether it can be scrubbed: it is not missing, and has not failed.
-    fn is_usable(&self) -> bool {
-        !matches!(self.state, DeviceState::Missing | DeviceState::Failed)
-    }
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -311,7 +306,7 @@ fn begin(
     let mut record = kept.clone();
     let mut starts = Vec::new();
     for device in filesystem.devices.iter().filter(|device| one.is_none_or(|one| one == device.devid)) {
-        if !device.is_usable() {
+        if device.state.is_absent() {
             if one.is_some() {
                 let name = filesystem.name_of(device.devid);
                 bail!("device {name} is missing or failed; list the devices with: {} filesystem show", program());

@@ -23,7 +23,7 @@ pub(super) fn tell(
     record: &ScrubRecord,
     report: &ScrubReportMessage,
 ) -> anyhow::Result<ExitCode> {
-    let absent: Vec<&ScrubDevice> = filesystem.devices.iter().filter(|device| !device.is_usable()).collect();
+    let absent: Vec<&ScrubDevice> = filesystem.devices.iter().filter(|device| device.state.is_absent()).collect();
     // btrfs-progs shows the scrub of a missing device as cancelled.
     let also = absent.iter().filter(|_| is_progs()).map(|device| device.devid);
     let shown: Vec<(u64, ShownScrub)> = report
@@ -98,7 +98,7 @@ pub(super) fn tell(
 /// Names each device that is not scrubbed, because it is missing or failed.
 pub(super) fn tell_absent(path: &CommandTarget, filesystem: &ScrubbedFilesystem) {
     let place = path.filesystem();
-    for device in filesystem.devices.iter().filter(|device| !device.is_usable()) {
+    for device in filesystem.devices.iter().filter(|device| device.state.is_absent()) {
         let devid = device.devid;
         let name = device.path.as_ref().map_or_else(String::new, |path| format!(" ({})", escaped(path.as_bytes())));
         let what = if device.state == DeviceState::Missing { "is missing" } else { "failed" };
