@@ -32,7 +32,6 @@ use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock}
 use ubtrfs_format::{DevId, FormatError, Generation, check_superblock};
 
 use crate::chunk_map::Chunk;
-use crate::fan_out::fan_out;
 use crate::member::{Member, MemberState, Stat};
 use crate::set::Volumes;
 use crate::superblock;
@@ -151,8 +150,9 @@ impl Volumes {
         // replacement that has ended.
         let (promoted, others): (Vec<_>, Vec<_>) = members.iter().cloned().partition(|member| member.is_promoted());
         for wave in [promoted, others] {
-            self.on_members(wave, |member| {
-                write_mirror(sb, member, SUPERBLOCK_OFFSETS[0])?;
+            let sb = sb.clone();
+            self.on_members(wave, move |member| {
+                write_mirror(&sb, member, SUPERBLOCK_OFFSETS[0])?;
                 flush(member)
             })?;
         }
@@ -181,8 +181,12 @@ impl Volumes {
     }
 
     /// Works on these members at once, and kicks those for which the work fails.
-    fn on_members(&self, members: Vec<Arc<Member>>, work: impl Fn(&Member) -> Result<()> + Sync) -> Result<()> {
-        let results = fan_out(members.iter().collect(), |member: &Arc<Member>| work(member));
+    fn on_members(
+        &self,
+        members: Vec<Arc<Member>>,
+        work: impl Fn(&Member) -> Result<()> + Clone + Send + 'static,
+    ) -> Result<()> {
+        let results = self.flush_threads.fan_out(members.clone(), move |member: Arc<Member>| work(&member));
         for (member, result) in members.iter().zip(results) {
             if let Err(error) = result {
                 self.kick(member, error)?;

@@ -32,6 +32,7 @@ use crate::allocation::{self, CandidateDevice, Wish};
 use crate::chunk_map::{Chunk, ChunkMap};
 use crate::commit_super::Kicks;
 use crate::device_space::DeviceSpace;
+use crate::fan_out::ReadyThreads;
 use crate::io::RangeLocks;
 use crate::member::{Member, MemberState};
 use crate::membership::{self, FoundTarget, Membership};
@@ -98,6 +99,8 @@ pub struct Volumes {
     /// The time of the last check of the superblocks (see `ownership`).
     pub(crate) last_look: LastCheck,
     pub(crate) kicks: Kicks,
+    /// Threads for flushes and superblocks of several devices.
+    pub(crate) flush_threads: ReadyThreads,
     /// The number of the next log (I4 of `membership`).
     pub(crate) log_number: AtomicU64,
 }
@@ -137,6 +140,7 @@ impl Volumes {
             range_locks: RangeLocks::default(),
             last_look: LastCheck::default(),
             kicks: Kicks::new(is_degraded),
+            flush_threads: ReadyThreads::default(),
             log_number: AtomicU64::new(1),
         };
         volumes.add_system_chunks()?;
