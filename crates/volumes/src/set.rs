@@ -413,6 +413,29 @@ impl Volumes {
         }
     }
 
+    /// Logical bytes that chunks of this type and profile can hold on the devices without `leaving`, if these chunks are
+    /// gone from the devices that stay.
+    pub fn capacity_without(&self, leaving: &[DevId], flags: BlockGroupFlags, gone: &[Arc<ChunkItem>]) -> u64 {
+        let devices: Vec<_> = self.present().into_iter().filter(|device| !leaving.contains(&device.devid)).collect();
+        let (Some(profile), Some(wish)) = (allocation::writable_profile(flags), self.wish(&devices, flags, u64::MAX))
+        else {
+            return 0;
+        };
+        let mut free: Vec<u64> =
+            devices.iter().map(|device| self.with_space(device, DeviceSpace::unallocated_bytes)).collect();
+        for chunk in gone {
+            for stripe in &chunk.stripes {
+                if let Some(at) = devices.iter().position(|device| device.devid == stripe.devid) {
+                    free[at] = free[at].saturating_add(chunk.device_extent_len());
+                }
+            }
+        }
+        match profile.fits_one_device() {
+            true => free.iter().sum::<u64>().checked_div(u64::from(profile.dev_stripes)).unwrap_or(0),
+            false => allocation::allocatable_bytes(free, &wish),
+        }
+    }
+
     /// Logical bytes that new chunks of this type and profile can hold less, once this chunk is placed on the devices.
     pub fn allocatable_bytes_lost(&self, flags: BlockGroupFlags, chunk: &ChunkItem) -> u64 {
         let Some(profile) = allocation::writable_profile(flags) else { return 0 };

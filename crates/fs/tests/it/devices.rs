@@ -209,6 +209,28 @@ fn a_removal_that_cannot_succeed_is_refused_before_anything_moves() {
 }
 
 #[test]
+fn a_removal_is_refused_if_the_sizes_of_the_other_devices_do_not_fit_the_profile() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    // Without device 3, raid1 pairs the 300 MiB of device 1 with as much of device 2; the rest of it has no partner.
+    let array = Array::new(&["-d", "raid1", "-m", "raid1"], &[300, 1200, 1200]);
+    let fs = array.open();
+    put(&fs, "big", &content(400 * MIB, 1));
+    fs.sync().unwrap();
+    let before: Vec<u64> = (1..=3).map(|devid| allocated(&fs, devid)).collect();
+    let text = remove(&fs, &[3]).unwrap_err().to_string();
+    assert!(text.contains("bytes as RAID1") && text.contains("bytes are missing"), "{text}");
+    assert_eq!((1..=3).map(|devid| allocated(&fs, devid)).collect::<Vec<_>>(), before, "nothing moved");
+    remove(&fs, &[1]).unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    let mut array = array;
+    array.images.remove(0);
+    array.judge(|_| ());
+}
+
+#[test]
 fn a_removal_beside_writers_loses_nothing_and_can_be_cancelled() {
     if !capability::kernel_oracle() {
         return;

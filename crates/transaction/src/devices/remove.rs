@@ -9,8 +9,11 @@
 //!   their limit is 0.
 //! - R2. Whether the profiles and the space allow the removal is checked before anything moves.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::item::Stripe;
+use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, Stripe};
 use ubtrfs_format::{DevId, Profile};
 use ubtrfs_volumes::{DeviceSummary, no_device};
 
@@ -96,34 +99,56 @@ impl Engine {
     }
 
     /// Fails if the other devices certainly have too little room for what is on these (R2), whose limit is 0 already: for
-    /// their bytes, wherever these go.
+    /// all bytes together, or for those of one type and profile, wherever they go.
     fn check_room_without(&self, devids: &[DevId]) -> Result<()> {
+        let is_leaving = |stripe: &&Stripe| devids.contains(&stripe.devid);
         let (mut needed, mut room) = (0, self.volumes.unallocated_bytes());
+        let mut kinds: BTreeMap<u64, LeavingKind> = BTreeMap::new();
         for group in self.space.block_groups() {
             let Some(chunk) = self.chunk_at(group.start) else { continue };
+            let nr_leaving = chunk.stripes.iter().filter(is_leaving).count() as u64;
             if self.is_on_seed(group.start) {
-                let is_leaving = chunk.stripes.iter().any(|stripe| devids.contains(&stripe.devid));
-                needed = if is_leaving { group.used.saturating_add(needed) } else { needed };
+                needed = if nr_leaving > 0 { group.used.saturating_add(needed) } else { needed };
                 continue;
             }
-            let is_leaving = |stripe: &&Stripe| devids.contains(&stripe.devid);
             let nr_stripes = chunk.stripes.len() as u64;
-            let nr_leaving = chunk.stripes.iter().filter(is_leaving).count() as u64;
             let nr_data = chunk.length.checked_div(chunk.device_extent_len()).unwrap_or(1).max(1);
             let on = |bytes: u64, nr: u64| bytes.checked_div(nr_data).unwrap_or(0).saturating_mul(nr);
             needed = on(group.used, nr_leaving).saturating_add(needed);
             let free = group.len_bytes.saturating_sub(group.used);
             room = on(free, nr_stripes.saturating_sub(nr_leaving)).saturating_add(room);
+            let kind = kinds.entry(group.flags.bits()).or_default();
+            kind.used_bytes = kind.used_bytes.saturating_add(group.used);
+            kind.is_leaving |= nr_leaving > 0;
+            kind.chunks.push(chunk);
         }
-        if needed <= room {
-            return Ok(());
+        for (flags, kind) in kinds.into_iter().filter(|(_, kind)| kind.is_leaving) {
+            let flags = BlockGroupFlags::from_bits_retain(flags);
+            let room = self.volumes.capacity_without(devids, flags, &kind.chunks);
+            check_room(kind.used_bytes, room, &format!(" as {}", Profile::name_of(flags)))?;
         }
-        Err(Error::Refused {
-            what: format!(
-                "the other devices have room for {room} of {needed} bytes: {} bytes are missing",
-                needed.saturating_sub(room)
-            ),
-            hint: "add a device first, or remove files",
-        })
+        check_room(needed, room, "")
     }
+}
+
+/// The block groups of one type and profile, while devices leave.
+#[derive(Default)]
+struct LeavingKind {
+    used_bytes: u64,
+    /// Whether one of them has a stripe on a device that leaves.
+    is_leaving: bool,
+    chunks: Vec<Arc<ChunkItem>>,
+}
+
+fn check_room(needed: u64, room: u64, kind: &str) -> Result<()> {
+    if needed <= room {
+        return Ok(());
+    }
+    Err(Error::Refused {
+        what: format!(
+            "the other devices have room for {room} of {needed} bytes{kind}: {} bytes are missing",
+            needed.saturating_sub(room)
+        ),
+        hint: "add a device first, or remove files",
+    })
 }
