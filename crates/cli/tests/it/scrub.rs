@@ -246,6 +246,24 @@ fn a_scrub_names_each_device_that_it_leaves_out() {
 }
 
 #[test]
+fn a_scrub_does_not_advise_to_replace_a_seed_device() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b, c] = ["a", "b", "c"].map(|name| text(&dir.path().join(name)));
+    ok(ubtrfs(["mkfs", "-q", "-d", "raid1", "-m", "raid1", "-b", "200M", &a, &b]));
+    ok(ubtrfs(["tune", "-S", "1", &a]));
+    fs::File::create(&c).unwrap().set_len(300 << 20).unwrap();
+    ok(ubtrfs(["device", "add", &c, &a]));
+    fs::remove_file(&b).unwrap();
+    let output = ubtrfs(["scrub", "start", "-r", "-o", "degraded", &c]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("device 2") && said.contains("of the seed is missing"), "{output:?}");
+    assert!(said.contains("-o device=PATH") && !said.contains("replace start"), "{said}");
+}
+
+#[test]
 fn parity_is_only_read_and_a_scrub_says_so() {
     if !capability::kernel_oracle() || !capability::fuse() {
         return;

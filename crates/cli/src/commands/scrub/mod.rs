@@ -180,6 +180,7 @@ struct ScrubDevice {
     devid: u64,
     path: Option<String>,
     state: DeviceState,
+    is_seed: bool,
     allocated: u64,
 }
 
@@ -512,6 +513,7 @@ impl ScrubbedFilesystem {
             devid: device.devid,
             path: device.path.clone(),
             state: device.state(),
+            is_seed: device.is_seed,
             allocated: device.allocated,
         });
         Ok(Self {

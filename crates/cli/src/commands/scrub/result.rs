@@ -105,6 +105,10 @@ pub(super) fn tell_absent(path: &CommandTarget, filesystem: &ScrubbedFilesystem)
         let degraded = if matches!(path, CommandTarget::Image(_)) { "-o degraded " } else { "" };
         match is_progs() {
             true => warn(&format!("device {devid} not present")),
+            // A seed device cannot be replaced.
+            false if device.is_seed => warn(&format!(
+                "device {devid}{name} of the seed {what}, so it was not scrubbed; find it, and name it with -o device=PATH"
+            )),
             false => warn(&format!(
                 "device {devid}{name} {what}, so it was not scrubbed; unless it comes back, replace it: ubtrfs replace start \
                  {degraded}{devid} NEW {place}"
