@@ -4,6 +4,7 @@
 //! - C1. The medium opens for writing, with its log replayed.
 //! - C2. `ubtrfs-check` finds the medium clean, before and after the replay.
 //! - C3. The filesystem keeps its promises: see [`History`].
+//! - C4. No old content lies past the end of a file, where it would appear when the file grows.
 //! - C4. The seed determines the workload, the points, and the writes that each cut keeps, drops and tears. There is
 //!   one exception: with little memory, the commit thread flushes delayed items at times that the seed does not
 //!   determine.
@@ -152,7 +153,7 @@ impl PowerCuts {
         Cut { medium, number, made, lanes: outcome.promised_by, what }
     }
 
-    /// Verifies the rules C1 to C3. Returns the entries of the filesystem.
+    /// Verifies the rules C1 to C4. Returns the entries of the filesystem.
     pub fn verify(&self, cut: &Cut) -> Result<Vec<TreeEntry>> {
         self.verify_inner(cut).with_context(|| cut.what.clone())
     }
@@ -164,6 +165,7 @@ impl PowerCuts {
         ensure!(target.fs().read_only().is_none(), "C1: it opens read-only: {:?}", target.fs().read_only());
         let found = target.walk().context("C1: it cannot be read")?;
         self.history.verify(&found, &|path| read_all(&target, path), cut.made, false)?;
+        target.grow_files(&found).context("C4")?;
         target.close().context("C1: it cannot be closed")?;
         check(&device.content()).context("C2, after the replay")?;
         Ok(found)

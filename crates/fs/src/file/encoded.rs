@@ -112,6 +112,7 @@ impl Fs {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let inode = self.inode_to_change(id)?;
         check_may_write(&*inode.read()?, offset)?;
+        self.drop_stale_tail(&inode)?;
         self.throttle(&inode)?;
         drop(self.context.reserve(MetadataPurpose::Change(8))?);
         let mut bytes = encoded.bytes.to_vec();

@@ -59,6 +59,7 @@ impl Fs {
                 return Err(Error::NotPermitted("the file can only be appended to"));
             }
         }
+        self.drop_stale_tail(&inode)?;
         match mode - FallocateMode::KEEP_SIZE {
             FallocateMode::PUNCH_HOLE if keep_size => self.punch_hole(&inode, offset..end),
             FallocateMode::PUNCH_HOLE => Err(Error::NotSupported("punching a hole without keeping the size")),

@@ -248,6 +248,7 @@ impl Fs {
         len: u64,
         same_at: Option<(u64, u64)>,
     ) -> Result<u64> {
+        self.drop_stale_tail(target)?;
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide_len = len.next_multiple_of(sectorsize);
         let src_range = src_off..src_off + wide_len;

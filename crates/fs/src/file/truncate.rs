@@ -8,6 +8,8 @@
 //! - I3: the last sector's bytes past the new size are zero on disk before the size on disk becomes the new size.
 //! - I4: nothing changes before space for the change is reserved. A failed truncation leaves the file unchanged, or at
 //!   a size between the old and the new one.
+//! - I5: data extents past the end of a file, which a crash or Linux may leave on disk, are dropped before the file changes
+//!   for the first time after it was loaded. Otherwise the file would show their content when it grows.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,6 +35,7 @@ impl Fs {
         if size > MAX_SIZE {
             return Err(Error::FileTooBig);
         }
+        self.drop_stale_tail(inode)?;
         let sectorsize = u64::from(self.geometry.sectorsize);
         let old_size = inode.read()?.item.size;
         let needs_sector = size != old_size && (!old_size.min(size).is_multiple_of(sectorsize) || size > old_size);
@@ -57,7 +60,8 @@ impl Fs {
         let is_longer = size > state.item.size;
         if is_longer {
             let state = &mut *state;
-            self.prepare_end(inode, state, size.max(sectorsize), &mut space)?;
+            // Also within one sector, old bytes past the old end become visible.
+            self.prepare_end(inode, state, size.next_multiple_of(sectorsize), &mut space)?;
             self.plan_size(inode, state, size, &mut plan)?;
         }
         set_times(&mut state, time);
@@ -65,6 +69,29 @@ impl Fs {
         plan.apply(&op, &inode.home.tree, inode.id.ino);
         inode.put_item(&op, &mut state);
         Ok(!is_longer)
+    }
+
+    /// Drops the data extents past the end of a regular file (I5). Must be called before each change of a file's data or
+    /// size. Takes its own reservations and locks, but only if the file was not changed since it was loaded.
+    pub(crate) fn drop_stale_tail(&self, inode: &Arc<Inode>) -> Result<()> {
+        if inode.read()?.lacks_stale_tail {
+            return Ok(());
+        }
+        let (_locks, mut state) = lock(inode)?;
+        check_regular(&state)?;
+        let size = state.item.size;
+        let past = size.next_multiple_of(self.geometry.sectorsize.into())..u64::MAX;
+        let extents = extents_in(&inode.home.tree, inode.id.ino, past, usize::MAX, self.geometry.sectorsize)?;
+        if extents.iter().any(|extent| extent.is_data()) {
+            tracing::debug!(
+                "inode {} of subvolume {} has data past its end, which is dropped",
+                inode.id.ino,
+                inode.id.root
+            );
+            shrink(self, inode, &mut state, (size, None), None)?;
+        }
+        state.lacks_stale_tail = true;
+        Ok(())
     }
 }
 

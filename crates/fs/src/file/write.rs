@@ -52,6 +52,7 @@ impl Fs {
         if rest == 0 {
             return Err(Error::FileTooBig);
         }
+        self.drop_stale_tail(inode)?;
         let data = &data[..data.len().min(usize::try_from(rest).unwrap_or(usize::MAX))];
         let mut done = 0;
         // Write in pieces, so that a large write stays within the memory limit.
@@ -86,6 +87,7 @@ impl Fs {
         let inode = self.inode_to_change(id)?;
         check_may_write(&*inode.read()?, offset)?;
         let end = offset.checked_add(len).filter(|end| *end <= MAX_SIZE).ok_or(Error::FileTooBig)?;
+        self.drop_stale_tail(&inode)?;
         let mut at = offset;
         while at < end {
             let len = (end - at).min(PIECE as u64 - at % PIECE as u64);

@@ -48,6 +48,8 @@ pub(crate) struct InodeState {
     pub(crate) disk_size: u64,
     /// Dirty data, and data under writeback. Regular files only.
     pub(crate) data: FileData,
+    /// Whether no data extent lies past the end of the file (I5 of [`crate::file::truncate`]). Regular files only.
+    pub(crate) lacks_stale_tail: bool,
     /// The `btrfs.compression` property.
     pub(crate) compression: CompressionProperty,
     /// Offset of the next `DIR_INDEX`, once it is known. Directories only.
@@ -115,6 +117,7 @@ impl InodeState {
     pub(crate) fn new(item: InodeItem) -> Self {
         Self {
             disk_size: item.size,
+            lacks_stale_tail: item.nbytes == 0,
             item,
             data: FileData::default(),
             compression: CompressionProperty::default(),

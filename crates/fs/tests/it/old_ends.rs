@@ -7,21 +7,38 @@ use std::sync::Arc;
 use ubtrfs_device::{Access, Device, FileDevice, MemoryDevice};
 use ubtrfs_format::{Ino, RootId};
 use ubtrfs_fs::{Caller, FallocateMode, Fs, InodeId, MountOptions, NewInode, SetAttr};
-use ubtrfs_testkit::{FaultDevice, FaultPlan, Image, LoopMount, btrfs_check, capability};
+use ubtrfs_mkfs::MkfsOptions;
+use ubtrfs_testkit::{FaultDevice, FaultPlan, Image, LoopMount, Medium, MediumDevice, btrfs_check, capability};
 
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
-const END: usize = 1023;
+/// Ends in the first sector, in another one, and at the end of a sector.
+const ENDS: [usize; 4] = [1023, 5000, 12_289, 8192];
 
-/// The ways to grow a file: name, and the file's size afterwards.
-const WAYS: [(&str, u64); 5] =
-    [("truncate", 1566), ("write", 1566), ("far-write", 20_001), ("clone", 16_384), ("fallocate", 1566)];
+/// The ways to grow a file: name, and the file's size afterwards for an end.
+const WAYS: [(&str, fn(u64) -> u64); 6] = [
+    ("truncate", |end| end + 543),
+    ("far-truncate", |end| end + 9001),
+    ("write", |end| end + 543),
+    ("far-write", |end| end + 20_001),
+    ("clone", |end| end.next_multiple_of(4096) + 12_288),
+    ("fallocate", |end| end + 543),
+];
+
+/// All files: name, way, end, size after growing.
+fn files() -> impl Iterator<Item = (String, &'static str, usize, u64)> {
+    let of = |end: usize| WAYS.map(|(way, size)| (format!("{way}-{end}"), way, end, size(end as u64)));
+    ENDS.into_iter().flat_map(of)
+}
 
 fn grow(fs: &Fs, id: InodeId, way: &str, size: u64) {
     match way {
-        "truncate" => drop(fs.setattr(id, &SetAttr { size: Some(size), ..SetAttr::default() }, &Caller::ROOT).unwrap()),
+        "truncate" | "far-truncate" => {
+            drop(fs.setattr(id, &SetAttr { size: Some(size), ..SetAttr::default() }, &Caller::ROOT).unwrap())
+        }
         "write" | "far-write" => assert_eq!(fs.write(id, size - 1, b"y").unwrap(), 1),
         "clone" => {
-            let zeros = fs.create(TOP, b"zeros", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+            let name = format!("zeros-{}", id.ino);
+            let zeros = fs.create(TOP, name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
             fs.write(zeros, 0, &[0; 4096]).unwrap();
             fs.clone_range(zeros, 0, id, size - 4096, 4096).unwrap();
         }
@@ -36,40 +53,80 @@ fn a_file_that_linux_shortened_grows_with_zeros() {
     }
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
     let mount = LoopMount::new(image.path(), "").unwrap();
-    for (way, _) in WAYS {
-        let file = std::fs::File::create(mount.path().join(way)).unwrap();
-        file.write_all_at(&[b'x'; 5130], 0).unwrap();
+    for (name, ..) in files() {
+        let file = std::fs::File::create(mount.path().join(name)).unwrap();
+        file.write_all_at(&[b'x'; 40_130], 0).unwrap();
     }
     mount.close().unwrap();
     let mount = LoopMount::new(image.path(), "").unwrap();
-    for (way, _) in WAYS {
-        std::fs::File::options().write(true).open(mount.path().join(way)).unwrap().set_len(END as u64).unwrap();
+    for (name, _, end, _) in files() {
+        std::fs::File::options().write(true).open(mount.path().join(name)).unwrap().set_len(end as u64).unwrap();
     }
     mount.close().unwrap();
 
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadWrite).unwrap());
     let fs = Fs::open(vec![device], MountOptions::parse("").unwrap()).unwrap();
-    let expected = |size: u64, last: u8| {
-        let mut content = vec![b'x'; END];
+    let expected = |end: usize, size: u64, last: u8| {
+        let mut content = vec![b'x'; end];
         content.resize(size as usize, 0);
         content[size as usize - 1] = last;
         content
     };
     let last_of = |way: &str| if way.ends_with("write") { b'y' } else { 0 };
-    for (way, size) in WAYS {
-        let id = fs.lookup(TOP, way.as_bytes()).unwrap().id;
+    for (name, way, end, size) in files() {
+        let id = fs.lookup(TOP, name.as_bytes()).unwrap().id;
         grow(&fs, id, way, size);
-        assert!(fs.read(id, 0, 1 << 20).unwrap() == expected(size, last_of(way)), "{way}, in memory");
+        assert!(fs.read(id, 0, 1 << 20).unwrap() == expected(end, size, last_of(way)), "{name}, in memory");
     }
     fs.close().unwrap();
     drop(fs);
     btrfs_check(image.path()).unwrap();
     let mount = LoopMount::new(image.path(), "").unwrap();
-    for (way, size) in WAYS {
-        assert!(std::fs::read(mount.path().join(way)).unwrap() == expected(size, last_of(way)), "{way}, by Linux");
+    for (name, way, end, size) in files() {
+        assert!(
+            std::fs::read(mount.path().join(&name)).unwrap() == expected(end, size, last_of(way)),
+            "{name}, by Linux"
+        );
     }
     mount.scrub().unwrap();
     mount.close().unwrap();
+}
+
+/// A commit between the writeback of a file's end and that of its beginning leaves data past the size on disk. If the
+/// power fails then, the file must not show this data when it grows.
+#[test]
+fn i5_data_past_the_end_that_a_crash_left_does_not_appear_when_the_file_grows() {
+    const MIB: u64 = 1 << 20;
+    let device = Arc::new(MediumDevice::new(Medium::formatted(256 * MIB, &MkfsOptions::default()).unwrap()));
+    let fs = Fs::open(vec![device.clone() as Arc<dyn Device>], MountOptions::parse("").unwrap()).unwrap();
+    let file = |name: &str| fs.create(TOP, name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+    let ways: [(&str, u64); 4] =
+        [("truncate", 3 * MIB), ("far-write", 3 * MIB), ("clone", 3 * MIB), ("fallocate", 3 * MIB)];
+    let ids = ways.map(|(way, _)| file(way));
+    fs.sync().unwrap();
+    for (id, (way, _)) in ids.iter().zip(ways) {
+        for mib in 0..2 {
+            fs.write_all(*id, mib * MIB, &vec![b'A'; MIB as usize]).unwrap();
+        }
+        // Writes back the second MiB only.
+        fs.clone_range(*id, MIB, file(&format!("copy-{way}")), 0, MIB).unwrap();
+    }
+    // A commit without writeback.
+    fs.create_subvolume(TOP, b"subvolume", &Caller::ROOT).unwrap();
+    let fs = Fs::open(
+        vec![Arc::new(MediumDevice::new(device.content())) as Arc<dyn Device>],
+        MountOptions::parse("").unwrap(),
+    )
+    .unwrap();
+    for (way, size) in ways {
+        let id = fs.lookup(TOP, way.as_bytes()).unwrap().id;
+        assert_eq!(fs.getattr(id).unwrap().size, 0, "{way}: the test needs a file whose beginning was not written");
+        grow(&fs, id, way, size);
+        let content = fs.read(id, 0, size as usize).unwrap();
+        assert_eq!(content.len() as u64, size, "{way}");
+        assert_eq!(content.iter().position(|&byte| byte == b'A'), None, "{way}");
+    }
+    fs.close().unwrap();
 }
 
 #[test]

@@ -28,6 +28,7 @@
 //!   interrupts is resumed to its end, once by the engine and once by Linux, and no file changes meanwhile.
 //! - T9. On a nearly full filesystem, a balance, a resize, a snapshot or a write may fail with ENOSPC. The rules T1,
 //!   T2, T6, T7 and T8 hold nevertheless.
+//! - T10. No old content lies past the end of a file, where it would appear when the file grows.
 
 mod arrays;
 mod balance;
@@ -443,7 +444,7 @@ impl ThreadedCuts {
         compare_entries(before, &target.walk()?, Compare::ALL).context("after the resumed balance")
     }
 
-    /// Verifies T1 to T4 and T7 to T9, and that the medium is clean before and after its log is replayed. Returns the
+    /// Verifies T1 to T4 and T7 to T10, and that the medium is clean before and after its log is replayed. Returns the
     /// entries of the filesystem.
     pub fn verify(&self, cut: &Cut) -> Result<Vec<TreeEntry>> {
         let verify = || {
@@ -457,6 +458,7 @@ impl ThreadedCuts {
             if cut.number.is_multiple_of(2) && target.fs().balance_status().is_some() {
                 self.finish_balance(&target, &found).context("T8")?;
             }
+            target.grow_files(&found).context("T10")?;
             target.close().context("it cannot be closed")?;
             check_medium(&device.content()).context("check, after the replay")?;
             Ok(found)
