@@ -22,6 +22,8 @@
 //! - I9. Superblocks do not tell on which seed a filesystem builds. So if devices are missing, all seed devices are returned
 //!   that the filesystem may build on, as far as I1 and I3 allow: they are older than it, and their device ids are free. The
 //!   caller opens only those that the chunk tree names: most are of other filesystems, and may be in use.
+//! - I10. A device that was removed while it was away has its superblock, and looks like one that missed changes. So a
+//!   device that missed changes does not count when the devices are counted, and beside all others it is not mentioned.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -127,10 +129,21 @@ impl fmt::Display for MissedChanges {
 pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
     let known: Vec<ScannedDevice> = given.iter().filter_map(|path| ScannedDevice::of(path, OFlags::empty())).collect();
     let top = known.iter().find(|member| !member.is_seed).or(known.first());
-    let counts = |member: &&ScannedDevice| {
-        member.devid != TARGET_DEVID && (member.is_seed || top.is_some_and(|top| top.fsid == member.fsid))
+    let newest_of =
+        |members: &mut dyn Iterator<Item = &ScannedDevice>| members.filter_map(|member| member.generation).max();
+    let newest_given = newest_of(&mut known.iter());
+    // I10
+    let is_behind = |member: &ScannedDevice, newest: Option<u64>| {
+        member.generation.is_some_and(|generation| newest.is_some_and(|newest| generation.saturating_add(1) < newest))
     };
-    let nr_known = known.iter().filter(counts).count() as u64;
+    let nr_known_at = |newest: Option<u64>| {
+        let counts = |member: &&ScannedDevice| {
+            member.devid != TARGET_DEVID
+                && (member.is_seed || top.is_some_and(|top| top.fsid == member.fsid) && !is_behind(member, newest))
+        };
+        known.iter().filter(counts).count() as u64
+    };
+    let nr_known = nr_known_at(newest_given);
     let has_all = |first: &&ScannedDevice| nr_known >= first.nr_devices;
     let Some(first) = top.filter(|first| !has_all(first) || first.nr_devices > 1) else {
         return Ok(FoundMembers::default());
@@ -175,10 +188,9 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
             others.push(member);
         }
     }
-    let newest_of =
-        |members: &mut dyn Iterator<Item = &ScannedDevice>| members.filter_map(|member| member.generation).max();
-    let newest_given = newest_of(&mut known.iter());
-    let newest = newest_of(&mut known.iter().chain(found.values().flatten())).unwrap_or_default();
+    let all = || known.iter().chain(found.values().flatten());
+    let newest = newest_of(&mut all()).unwrap_or_default();
+    let nr_devices = all().max_by_key(|member| member.generation).map_or(first.nr_devices, |newest| newest.nr_devices);
     // Whether a found device says that all given ones missed changes. Then the copies have no judge.
     let is_ahead = newest_given.is_none_or(|given| given.saturating_add(1) < newest);
     let mut members = FoundMembers::default();
@@ -226,8 +238,10 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
     let is_named =
         |seed: &ScannedDevice| known.iter().any(|given| (given.fsid, given.devid) == (seed.fsid, seed.devid));
     seeds.retain(|seed| !is_named(seed));
-    let nr_found = members.found.len() as u64;
-    if nr_known.saturating_add(nr_found) < first.nr_devices {
+    let nr_complete = nr_known_at(Some(newest)).saturating_add(members.found.len() as u64);
+    if nr_complete >= nr_devices {
+        members.left_out.clear();
+    } else {
         let is_free = |seed: &ScannedDevice| !known.iter().any(|own| !own.is_seed && own.devid == seed.devid);
         let is_older = |seed: &ScannedDevice| first.generation.is_none_or(|newest| seed.generation < Some(newest));
         let may_be_below = seeds.into_iter().filter(|seed| is_free(seed) && is_older(seed));
@@ -476,6 +490,21 @@ mod tests {
         let members = find_members(&[&stale]).expect("no copies");
         assert_eq!(members.found, [newest]);
         assert_eq!(members.left_out, [MissedChanges { path: other, generation: 7, newest: 20 }]);
+    }
+
+    #[test]
+    fn i10_a_removed_device_hides_no_other_and_is_not_mentioned() {
+        let dir = tempfile::tempdir().expect("a scratch directory");
+        let newest = aged(dir.path(), "a", 1, 20);
+        let removed = aged(dir.path(), "b", 2, 9);
+        let others = [aged(dir.path(), "c", 3, 20), aged(dir.path(), "d", 4, 20)];
+        for given in [&[newest.as_path()][..], &[&removed], &[&newest, &removed], &[&removed, &newest, &others[0]]] {
+            let members = find_members(given).expect("no copies");
+            let expected: Vec<&PathBuf> =
+                [&newest].into_iter().chain(&others).filter(|path| !given.contains(&path.as_path())).collect();
+            assert_eq!(members.found.iter().collect::<Vec<_>>(), expected, "{given:?}");
+            assert_eq!(members.left_out, [], "{given:?}");
+        }
     }
 
     #[test]

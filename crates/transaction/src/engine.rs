@@ -427,6 +427,11 @@ impl Engine {
         self.volumes.devices()
     }
 
+    /// Why given devices are not used, each in a sentence: they were removed from the filesystem.
+    pub fn devices_not_used(&self) -> Vec<String> {
+        self.volumes.not_used()
+    }
+
     /// Logical bytes that block groups with these flags can hold at most if the devices have nothing else.
     pub fn capacity_bytes(&self, flags: BlockGroupFlags) -> u64 {
         self.volumes.capacity_bytes(flags)

@@ -60,6 +60,11 @@ pub fn no_device(devid: DevId) -> Error {
 }
 
 impl Volumes {
+    /// Why given devices are not used, each in a sentence.
+    pub fn not_used(&self) -> Vec<String> {
+        self.not_used.lock().clone()
+    }
+
     /// The item for a new device: the next device id, a new UUID, and the whole device as its size.
     ///
     /// # Errors

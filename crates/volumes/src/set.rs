@@ -87,6 +87,8 @@ pub struct Volumes {
     pub(crate) target: Mutex<Option<FoundTarget>>,
     /// Devices of other filesystems that this one may build on.
     pub(crate) seeds: Vec<FoundSeed>,
+    /// Why given devices are not used.
+    pub(crate) not_used: Mutex<Vec<String>>,
     /// The filesystem on which this one begins to build, until it has a device of its own.
     pub(crate) sprouts_from: Option<Uuid>,
     /// Whether superblocks are held back, because it only begins to build on the seed.
@@ -133,6 +135,7 @@ impl Volumes {
             devices: RwLock::new(members.into_iter().map(|member| (member.devid().0, member)).collect()),
             target: Mutex::new(target),
             seeds,
+            not_used: Mutex::default(),
             sprouts_from,
             holds_superblocks: AtomicBool::new(sprouts_from.is_some()),
             chunks: ChunkMap::default(),
@@ -710,11 +713,9 @@ impl Volumes {
         self.release_seeds();
         let unknown: Vec<Arc<Member>> = self.members().into_iter().filter(|member| !member.is_known()).collect();
         for member in &unknown {
-            tracing::warn!(
-                "{} is not used: it was removed from this filesystem, or it was not added to the end",
-                member.describe()
-            );
             self.devices.write().remove(&member.devid().0);
+            let why = "it was removed from this filesystem, or it was not added to the end";
+            self.not_used.lock().push(format!("{} is not used: {why}", member.describe()));
         }
         if self.sprouts_from.is_none() && self.own_members().iter().all(|member| member.device().is_none()) {
             let names: Vec<String> = unknown.iter().map(|member| member.describe()).collect();

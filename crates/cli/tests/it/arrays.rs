@@ -496,6 +496,54 @@ fn a_device_that_is_not_in_sync_is_shown_as_such() {
 }
 
 #[test]
+fn a_removed_device_that_comes_back_is_in_nobodys_way() {
+    if !capability::fuse() {
+        return;
+    }
+    let array = made("raid1", &["a.img", "b.img"]);
+    let [a, b, c, m] = ["a.img", "b.img", "c.img", "m"].map(|name| array.at(name));
+    fs::rename(&b, array.path("away/b.img")).unwrap();
+    let said = ubtrfs(["mount", "-o", "degraded", &a, &m]);
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.contains("replace start missing DEVICE") && said.contains("device remove missing"), "{said}");
+    fs::write(array.path("m/file"), "content").unwrap();
+    fs::File::create(&c).unwrap().set_len(300 << 20).unwrap();
+    ok(ubtrfs(["device", "add", &c, &m]));
+    ok(ubtrfs(["device", "remove", "missing", &m]));
+    ok(ubtrfs(["umount", &m]));
+    fs::rename(array.path("away/b.img"), &b).unwrap();
+    let before = fs::read(&b).unwrap();
+    // Beside the others it is not mentioned. Named, it is left out by its name, and hides no other.
+    ok(ubtrfs(["mount", &a, &m]));
+    ok(ubtrfs(["umount", &m]));
+    let named = ubtrfs(["mount", "-o", &format!("device={b}"), &a, &m]);
+    let said = String::from_utf8_lossy(&named.stderr).into_owned();
+    assert!(named.status.success() && said.contains("b.img is not used: it was removed"), "{said}");
+    assert!(!said.contains("read-only"), "{said}");
+    fs::write(array.path("m/more"), "content").unwrap();
+    ok(ubtrfs(["umount", &m]));
+    assert!(fs::read(&b).unwrap() == before);
+    judged(&[&a, &c]);
+}
+
+#[test]
+fn a_device_that_failed_is_removed_as_a_missing_one() {
+    if !capability::fuse() {
+        return;
+    }
+    let array = made("raid1", &["a.img", "b.img", "c.img"]);
+    let [a, b, c, m] = ["a.img", "b.img", "c.img", "m"].map(|name| array.at(name));
+    ok(ubtrfs(["mount", &a, &m]));
+    fs::File::options().write(true).open(&c).unwrap().set_len(5 << 20).unwrap();
+    fs::write(array.path("m/file"), "content".repeat(50_000)).unwrap();
+    ok(ubtrfs(["sync", &m]));
+    assert_eq!(ok(ubtrfs(["device", "remove", "missing", &m])), "device 3 was removed\n");
+    ok(ubtrfs(["umount", &m]));
+    fs::remove_file(&c).unwrap();
+    judged(&[&a, &b]);
+}
+
+#[test]
 fn device_usage_has_the_lines_of_btrfs_progs() {
     if !capability::kernel_oracle() {
         return;

@@ -93,13 +93,10 @@ impl Fs {
                 problem: "needs ro, because a filesystem whose damage is ignored is not written".to_owned(),
             });
         }
-        let (devices, left_out) = match options.degraded {
+        let (devices, mut left_out) = match options.degraded {
             true => usable_devices(devices),
             false => (devices, Vec::new()),
         };
-        for reason in &left_out {
-            tracing::warn!("{reason}");
-        }
         let budget = MemoryBudget::of(options.memory_bytes);
         let engine = Engine::open(
             devices,
@@ -113,6 +110,10 @@ impl Fs {
                 rescue: options.rescue,
             },
         )?;
+        left_out.extend(engine.devices_not_used());
+        for reason in &left_out {
+            tracing::warn!("{reason}");
+        }
         let devices_at_open = (engine.superblock().generation, engine.devices());
         crate::mount::log_replay::replay(&engine)?;
         let root = crate::subvolume::list::find_root(&engine, &options)?;
@@ -238,8 +239,8 @@ impl Fs {
         &self.devices_at_open
     }
 
-    /// The devices that the option `degraded` leaves out, because they were only found and cannot be used, each with
-    /// the reason.
+    /// The given devices that are left out, each with the reason: they were removed from the filesystem, or they were only
+    /// found and cannot be used, so that the option `degraded` leaves them out.
     pub fn left_out(&self) -> &[String] {
         &self.left_out
     }

@@ -96,7 +96,10 @@ pub(crate) fn devids_of(
     let filesystem::Response::Usage(usage) = call_filesystem(channel, target, filesystem::Request::Usage)? else {
         return Err(unexpected(target));
     };
-    let mut missing = usage.devices.iter().filter(|device| device.path.is_none()).map(|device| device.devid);
+    // A device that failed is as good as missing, and btrfs-progs calls it so.
+    let (missing, failed): (Vec<_>, Vec<_>) =
+        usage.devices.iter().filter(|device| device.state().is_absent()).partition(|device| device.path.is_none());
+    let mut missing = missing.into_iter().chain(failed).map(|device| device.devid);
     let mut devids = Vec::new();
     for name in named {
         let by_number = name.to_str().and_then(|text| text.parse::<u64>().ok());

@@ -550,7 +550,8 @@ fn missing_note(fs: &Fs, args: &Args) -> Option<String> {
     let dir = args.dir.shown();
     Some(format!(
         "{} is mounted without {}: some content has fewer copies than it should; mount again with all devices named, or make new \
-         copies with: ubtrfs device add DEVICE {dir}, then: ubtrfs device remove missing {dir}; see: ubtrfs filesystem usage {dir}",
+         copies on another device: ubtrfs replace start missing DEVICE {dir}, or on those that are left: ubtrfs device remove \
+         missing {dir}; see: ubtrfs filesystem usage {dir}",
         args.device.shown(),
         missing.join(", "),
     ))
