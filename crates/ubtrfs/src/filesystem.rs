@@ -168,7 +168,33 @@ impl Filesystem {
     /// `InvalidInput` if the options contradict each other, the device is too small, or it contains a filesystem and
     /// [`MkfsOptions::force`] is not set; errors of the device.
     pub fn make_on(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
-        ubtrfs_mkfs::make(device, options).while_doing("make a filesystem on", &PathBuf::from(device.describe()))
+        Self::make_on_devices(&[device], options)
+    }
+
+    /// Makes an empty filesystem on several devices, without opening it. They get the device ids 1, 2 and so on.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use ubtrfs::format::BlockGroupFlags;
+    /// use ubtrfs::{Device, Filesystem, MemoryDevice, MkfsOptions, MountOptions};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let devices: Vec<Arc<dyn Device>> =
+    ///     (0..2).map(|_| Arc::new(MemoryDevice::new(256 << 20)) as Arc<dyn Device>).collect();
+    /// let (data_profile, metadata_profile) = (BlockGroupFlags::RAID1, BlockGroupFlags::RAID1);
+    /// let options = MkfsOptions { data_profile, metadata_profile, ..MkfsOptions::default() };
+    /// Filesystem::make_on_devices(&[devices[0].as_ref(), devices[1].as_ref()], &options)?;
+    /// let fs = Filesystem::open_devices(devices, MountOptions::default())?;
+    /// fs.write("/f", "on both")?;
+    /// fs.close()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Filesystem::make_on`]; `InvalidInput` if the profiles need more devices.
+    pub fn make_on_devices(devices: &[&dyn Device], options: &MkfsOptions) -> Result<MkfsReport> {
+        let names: Vec<String> = devices.iter().map(|device| device.describe()).collect();
+        ubtrfs_mkfs::make_array(devices, options).while_doing("make a filesystem on", &PathBuf::from(names.join(", ")))
     }
 
     /// Opens an image file or a block device for reading and writing.

@@ -95,6 +95,7 @@ fn what_is_found_is_what_linux_finds() {
     assert_eq!((&value["files"][0]["path"], &value["files"][0]["lost_bytes"]), (&"file".into(), &12288.into()));
     let stderr = String::from_utf8_lossy(&named.stderr);
     assert_eq!(stderr.matches("file: 12288 bytes have no good copy").count(), 1, "{stderr}");
+    assert!(stderr.contains("of tree blocks are bad in one copy, and another is good; scrub without -r"), "{stderr}");
     assert!(fs::read(&copy).unwrap() == fs::read(image.path()).unwrap(), "-r changes nothing");
 }
 
@@ -143,6 +144,11 @@ fn a_scrub_in_the_background_is_shown_cancelled_and_resumed() {
     assert_eq!(again.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&again.stderr).contains("scrub cancel"), "{again:?}");
     assert!(ok(ubtrfs(["scrub", "limit", "-a", "-l", "2M", &at])).contains("2.00MiB/s"));
+    // The amount to scrub is what extents use, not the device extents, of which most is empty.
+    let by_device = ok(ubtrfs(["scrub", "status", "-d", "--mbytes", &at]));
+    let to_scrub = by_device.lines().find_map(|line| line.strip_prefix("Total to scrub:")).unwrap().trim();
+    let mib: f64 = to_scrub.trim_end_matches("MiB").parse().unwrap();
+    assert!((100.0..110.0).contains(&mib), "{by_device}");
     assert_eq!(ok(ubtrfs(["scrub", "cancel", &at])), "scrub cancelled\n");
     let status = || -> Value { serde_json::from_str(&ok(ubtrfs(["scrub", "status", "--json", &at]))).unwrap() };
     assert_eq!(status()["devices"][0]["status"], "aborted", "{}", status());
@@ -161,6 +167,28 @@ fn a_scrub_in_the_background_is_shown_cancelled_and_resumed() {
     ok(ubtrfs(["scrub", "cancel", &at]));
     drop(mount);
     btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn who_may_only_read_an_image_is_told_of_scrubs_that_only_look() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let [a, b] = ["a", "b"].map(|name| text(&dir.path().join(name)));
+    ok(ubtrfs(["mkfs", "-q", "-d", "raid1", "-m", "raid1", "-b", "200M", &a, &b]));
+    let as_user = |options: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs"));
+        command.args(["scrub", "start"]).args(options).arg(&a).env("HOME", "/nonexistent");
+        command.uid(65534).gid(65534).output().unwrap()
+    };
+    let refused = as_user(&["-B"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("no permission to read and write") && said.contains("with -r"), "{said}");
+    assert!(!said.contains("degraded"), "{said}");
+    assert!(as_user(&["-Br"]).status.success());
 }
 
 #[test]

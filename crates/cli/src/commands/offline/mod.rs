@@ -243,6 +243,7 @@ pub(crate) fn open_devices(
             Err(error) if is_found && options.degraded && unusable(&error) => {
                 warn(&format!("{} is not used, and counts as missing: {error}", path.shown()));
             }
+            Err(error) if is_forbidden(&error) => return Err(error),
             Err(error) if paths.len() > 1 && unusable(&error) => {
                 bail!("{error}; to go on without this device, leave it out of the command, and use -o degraded")
             }
@@ -252,6 +253,11 @@ pub(crate) fn open_devices(
     let devices: Vec<Arc<FileDevice>> = opened.into_iter().flatten().collect();
     refuse_foreign(&devices)?;
     Ok(devices.into_iter().map(|device| device as Arc<dyn Device>).collect())
+}
+
+/// Whether a device could not be opened, because the user may not read it, or not write it.
+pub(crate) fn is_forbidden(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(OpenError::Permission { .. }))
 }
 
 /// The first device and those of the option `device=`. As on Linux, the option may name the first device again.

@@ -34,7 +34,7 @@ use self::record::{DeviceScrubRecord, ScrubRecord};
 use self::result::{tell, tell_absent};
 use self::shown::{ScrubPhase, ShownScrub};
 use super::background::{self, BackgroundStart, Detached};
-use super::offline::{ImageOptions, ImageUse};
+use super::offline::{ImageOptions, ImageUse, is_forbidden};
 use super::place::{CommandTarget, with_channel};
 use super::served::{until_closed, with_running, with_served};
 use crate::common::{Shown as _, parse_size, print_err, print_error, print_json, print_out, warn};
@@ -181,7 +181,10 @@ struct ScrubDevice {
     path: Option<String>,
     state: DeviceState,
     is_seed: bool,
+    /// Bytes in device extents.
     allocated: u64,
+    /// Bytes to scrub: the part of the device extents that extents use, if all stripes of a profile are equally full.
+    used: u64,
 }
 
 impl ScrubDevice {
@@ -227,7 +230,12 @@ fn start(args: ScrubStartArgs, resumes: bool) -> anyhow::Result<ExitCode> {
     };
     match args.read_only {
         true => with_channel(&path, &args.image, ImageUse::Read, work),
-        false => with_served(&path, &args.image, ImageWork::Scrub, work),
+        false => with_served(&path, &args.image, ImageWork::Scrub, work).map_err(|error| {
+            match is_forbidden(&error) && !is_progs() {
+                true => anyhow::anyhow!("{error}; or only look for errors, with -r"),
+                false => error,
+            }
+        }),
     }
 }
 
@@ -515,6 +523,7 @@ impl ScrubbedFilesystem {
             state: device.state(),
             is_seed: device.is_seed,
             allocated: device.allocated,
+            used: used_on(device, &usage.groups),
         });
         Ok(Self {
             fsid: info.fsid,
@@ -552,7 +561,12 @@ impl ScrubbedFilesystem {
     }
 
     fn shown(&self, devid: u64, record: &DeviceScrubRecord, running: Option<&ScrubProgress>) -> ShownScrub {
-        let total = self.devices.iter().find(|device| device.devid == devid).map_or(0, |device| device.allocated);
+        // btrfs-progs takes the allocated bytes, with which a scrub ends long before 100%.
+        let to_scrub = |device: &ScrubDevice| match running {
+            Some(_) if !is_progs() => device.used,
+            _ => device.allocated,
+        };
+        let total = self.devices.iter().find(|device| device.devid == devid).map_or(0, to_scrub);
         let mut record = *record;
         if let Some(running) = running {
             // The record may be some seconds old.
@@ -575,6 +589,19 @@ impl ScrubbedFilesystem {
         let allocated = all.iter().map(|shown| shown.total).fold(0, u64::saturating_add);
         ShownScrub::sum(&all, if is_result { allocated } else { self.used })
     }
+}
+
+/// Bytes on a device that extents use.
+fn used_on(device: &filesystem::DeviceInfo, groups: &[filesystem::BlockGroupTotals]) -> u64 {
+    let used = |(flags, bytes): &(u64, u64)| {
+        let of_kind = groups.iter().filter(|group| group.flags == *flags);
+        let sum = of_kind.fold((0u128, 0u128), |(used, total), group| {
+            (used.saturating_add(group.used.into()), total.saturating_add(group.total.into()))
+        });
+        let share = u128::from(*bytes).saturating_mul(sum.0).checked_div(sum.1).unwrap_or(0);
+        u64::try_from(share).unwrap_or(u64::MAX)
+    };
+    device.groups.iter().flatten().map(used).fold(0, u64::saturating_add)
 }
 
 fn devices_json(filesystem: &ScrubbedFilesystem, shown: &[(u64, ShownScrub)]) -> Vec<Value> {

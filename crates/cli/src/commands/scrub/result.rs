@@ -62,7 +62,7 @@ pub(super) fn tell(
         tell_absent(path, filesystem);
     }
     if !is_progs() && !args.detached {
-        tell_files(report);
+        tell_files(report, args.read_only);
     }
     let mut failed = false;
     for device in &report.devices {
@@ -118,19 +118,23 @@ pub(super) fn tell_absent(path: &CommandTarget, filesystem: &ScrubbedFilesystem)
 }
 
 /// Names each damaged file once.
-fn tell_files(report: &ScrubReportMessage) {
+fn tell_files(report: &ScrubReportMessage, read_only: bool) {
+    let mended = match read_only {
+        true => "are bad in one copy, and another is good; scrub without -r to repair them",
+        false => "were bad in one copy, and were repaired from another",
+    };
     for file in &report.files {
         if file.lost_bytes > 0 {
             warn(&format!("{}: {} bytes have no good copy", file.path, file.lost_bytes));
         }
         if file.repaired_bytes > 0 {
-            warn(&format!("{}: {} bytes were bad in one copy, and another is good", file.path, file.repaired_bytes));
+            warn(&format!("{}: {} bytes {mended}", file.path, file.repaired_bytes));
         }
     }
     if report.lost_blocks > 0 {
         warn(&format!("{} bytes of tree blocks have no good copy", report.lost_blocks));
     }
     if report.repaired_blocks > 0 {
-        warn(&format!("{} bytes of tree blocks were bad in one copy, and another is good", report.repaired_blocks));
+        warn(&format!("{} bytes of tree blocks {mended}", report.repaired_blocks));
     }
 }
