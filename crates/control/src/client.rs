@@ -427,13 +427,21 @@ impl MountChannel {
 
     /// Opens a file of the mount, or of another mount of the same server (F5 of `mount_file.rs`).
     fn open(&self, path: &Path, access: ContentAccess) -> Result<MountFile> {
-        let found = find(rustix::fs::CWD, path.as_os_str(), OFlags::empty()).map_err(failure_of)?;
-        self.id_for(&found)?.open_found(&found, access).map_err(failure_of)
+        let (found, id) = self.find(path, OFlags::empty())?;
+        id.open_found(&found, access).map_err(failure_of)
     }
 
     fn id_of_dir(&self, dir: &Path) -> Result<MountId> {
-        let found = find(rustix::fs::CWD, dir.as_os_str(), OFlags::DIRECTORY).map_err(failure_of)?;
-        self.id_for(&found)
+        self.find(dir, OFlags::DIRECTORY).map(|(_, id)| id)
+    }
+
+    fn find(&self, path: &Path, flags: OFlags) -> Result<(OwnedFd, MountId)> {
+        let find_once = || {
+            let found = find(rustix::fs::CWD, path.as_os_str(), flags).map_err(failure_of)?;
+            self.id_for(&found).map(|id| (found, id))
+        };
+        // As in `enter`.
+        find_once().or_else(|failure| if failure.errno() == Errno::STALE { find_once() } else { Err(failure) })
     }
 
     /// The mount of this file if the server serves it, else the mount of this channel.
@@ -602,6 +610,18 @@ fn answer_of(
 
 /// Finds the mount that holds a path, an open file of the mount, and the name of its control socket (L1).
 fn enter(path: &Path) -> Result<(MountId, MountFile, Vec<u8>), ConnectError> {
+    match enter_once(path) {
+        // With `submounts`, the first try mounts the subvolume.
+        Err(ConnectError::Open(error)) if is_stale(&error) => enter_once(path),
+        entered => entered,
+    }
+}
+
+fn is_stale(error: &io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::STALE)
+}
+
+fn enter_once(path: &Path) -> Result<(MountId, MountFile, Vec<u8>), ConnectError> {
     let found = find(rustix::fs::CWD, path.as_os_str(), OFlags::empty()).map_err(ConnectError::Open)?;
     let id = MountId::of(&found).map_err(ConnectError::Open)?;
     if !id.is_fuse() {

@@ -137,6 +137,13 @@ impl MountHost {
     }
 }
 
+/// The subvolume with this name, if the name leads to one.
+fn nested(fs: &Fs, dir: InodeId, name: &[u8]) -> Option<RootId> {
+    let found = fs.lookup(dir, name).ok()?.id;
+    fs.forget(found, 1);
+    Some(found.root).filter(|root| *root != dir.root)
+}
+
 /// The signals that end a command on Linux.
 fn ends_by(request: &Request) -> EndsBy {
     match request {
@@ -270,11 +277,19 @@ impl Host for MountHost {
 
     fn forget_name(&self, dir: InodeId, name: &[u8], deleted: Option<RootId>) {
         let Some(view) = self.views.of(dir.root) else { return };
+        if let Some(submounts) = self.submounts.get() {
+            // The kernel unmounts a deleted subvolume, and forgets it when nothing uses it any more.
+            let new = self.served.get().filter(|_| deleted.is_none()).and_then(|fs| nested(&fs, dir, name));
+            let submounts = Weak::clone(submounts);
+            return view.names.forget_with(view.nodes.node(dir), name, move || {
+                if let Some((new, submounts)) = new.zip(submounts.upgrade()) {
+                    submounts.learn(new);
+                }
+                Vec::new()
+            });
+        }
         let dir = view.nodes.node(dir);
-        // With submounts, the kernel unmounts a deleted subvolume, and forgets it when nothing uses it any more.
-        let Some(deleted) = deleted.filter(|_| !self.views.are_submounts()) else {
-            return view.names.forget(dir, name);
-        };
+        let Some(deleted) = deleted else { return view.names.forget(dir, name) };
         // The filesystem may be closed when the closure runs.
         let (served, nodes) = (Arc::clone(&self.served), Arc::clone(&view.nodes));
         view.names.forget_with(dir, name, move || {

@@ -283,11 +283,13 @@ impl Session {
             let (activity, served) = (activity.clone(), served.clone());
             thread::Builder::new().name("idle-commit".into()).spawn(move || activity.run(&served))
         };
-        let placed = place_when_served(placing, unmounter.clone(), host.clone(), ready)
-            .map_err(|source| MountError::Session { dir: shown.clone(), source })?;
-        if let Some(submounts) = &submounts {
-            submounts.start(&server).map_err(|source| MountError::Session { dir: shown.clone(), source })?;
-        }
+        let placed = match submounts.clone() {
+            Some(submounts) => {
+                submounts.start(&server).and_then(|()| ready_with_stubs(submounts, ready)).map(|()| None)
+            }
+            None => place_when_served(placing, unmounter.clone(), host.clone(), ready),
+        };
+        let placed = placed.map_err(|source| MountError::Session { dir: shown.clone(), source })?;
         let ended = connection.serve(served.serving(server));
         if let Err(error) = &ended {
             // Unmount, because requests to a mount without a server would wait forever or fail.
@@ -358,6 +360,15 @@ fn place_when_served(
     // helper while the helper waits for the answer to a request.
     let _ = has_started.recv() as Result<(), _>;
     Ok(Some(thread))
+}
+
+/// Calls `ready` in a thread when the session serves and its stubs are known.
+fn ready_with_stubs(submounts: Arc<Submounts>, ready: impl FnOnce(&[String]) + Send + 'static) -> io::Result<()> {
+    let thread = thread::Builder::new().name("stubs".into()).spawn(move || {
+        submounts.await_stubs();
+        ready(&[]);
+    });
+    thread.map(drop)
 }
 
 fn panicked() -> io::Error {

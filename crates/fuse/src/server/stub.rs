@@ -11,7 +11,7 @@ use ubtrfs_fs::{Attr, Error, InodeId, Result};
 use super::{Done, RequestFailure, Server};
 use crate::attr::{wire_attr, wire_statx};
 use crate::protocol::{EntryReply, FuseRequest, Operation, Reply};
-use crate::submounts::{self, LOOKUP_PATIENCE, PATIENCE, Submounts};
+use crate::submounts::{self, LOOKUP_PATIENCE, NameUse, PATIENCE, Submounts};
 use crate::transport::WorkerPlace;
 
 /// The stubs of a view that the kernel knows, with the references that it holds (I6 of `submounts`).
@@ -71,15 +71,17 @@ impl Server {
             return Err(Error::Stale);
         }
         let was_known = self.stubs.add(subvolume);
-        if was_known && !submounts.is_mounter(req.pid) {
-            if submounts::caller_removes(req.pid) {
-                place.aside(|| submounts.leave(subvolume));
-            } else if !submounts.is_placed(subvolume) {
-                place.aside(|| submounts.enter(subvolume, LOOKUP_PATIENCE));
+        if was_known && !submounts.is_own(req.pid) {
+            match submounts::name_use(req.pid) {
+                NameUse::Remove => place.aside(|| submounts.leave(subvolume)),
+                NameUse::Walk if !submounts.is_placed(subvolume) => {
+                    place.aside(|| submounts.enter(subvolume, LOOKUP_PATIENCE));
+                }
+                NameUse::Walk | NameUse::Make => {}
             }
         }
-        // I2
-        reply.entry(&EntryReply { ttl: Duration::ZERO, attr_ttl: Duration::ZERO, ..self.entry(attr) });
+        let ttl = submounts.stub_ttl(req.pid);
+        reply.entry(&EntryReply { ttl, attr_ttl: Duration::ZERO, ..self.entry(attr) });
         Ok(())
     }
 
@@ -94,7 +96,7 @@ impl Server {
     ) -> Done {
         match req.operation {
             Operation::Getattr | Operation::Statx
-                if submounts.is_mounter(req.pid) || submounts::caller_removes(req.pid) =>
+                if submounts.is_own(req.pid) || submounts::name_use(req.pid) != NameUse::Walk =>
             {
                 let attr = self.fs.getattr(id)?;
                 let wire = wire_attr(&attr, self.nodes.st_ino(id));
@@ -107,7 +109,7 @@ impl Server {
             Operation::Getattr | Operation::Statx | Operation::Statfs | Operation::Getxattr { .. } => {
                 place.aside(|| submounts.enter(id.root, PATIENCE));
             }
-            _ => {}
+            _ => submounts.enter_later(id.root),
         }
         Err(RequestFailure::Errno(Errno::STALE))
     }

@@ -1,18 +1,20 @@
-//! The mounter: the thread that makes and removes submounts (I8).
+//! The mounter and the remover: the threads that make submounts and take them away (I8).
 
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId};
 
 use super::place::{self, Leaving, PlacedOn};
-use super::{LiveView, PATIENCE, SubmountTask, Submounts};
+use super::{LEARNED_TTL, LiveView, PATIENCE, SubmountTask, Submounts};
 use crate::mount::{self, MountConfig};
 use crate::mount_table::{self, MountInfo};
 use crate::node::NodeIds;
@@ -26,15 +28,46 @@ impl Submounts {
     /// Starts the mounter. `server` is that of the first view.
     pub(crate) fn start(self: &Arc<Self>, server: &Server) -> io::Result<()> {
         *self.template.lock() = Some(server.clone());
-        let own = Arc::clone(self);
-        thread::Builder::new().name("submounts".into()).spawn(move || {
-            let _ = own.mounter.set(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned());
-            own.work();
+        raise_descriptor_limit();
+        let (mounter, remover) = (Arc::clone(self), Arc::clone(self));
+        thread::Builder::new().name("mounter".into()).spawn(move || {
+            let _ = mounter.mounter.set(thread_number());
+            mounter.mount_as_ordered();
+        })?;
+        thread::Builder::new().name("remover".into()).spawn(move || {
+            let _ = remover.remover.set(thread_number());
+            remover.remove_as_ordered();
         })?;
         Ok(())
     }
 
-    fn work(self: &Arc<Self>) {
+    fn mount_as_ordered(self: &Arc<Self>) {
+        loop {
+            let mut state = self.state.lock();
+            let (task, number) = loop {
+                if state.is_ending {
+                    return;
+                }
+                match state.to_mount.tasks.pop_front().or_else(|| state.to_learn.tasks.pop_front()) {
+                    Some(task) => break task,
+                    None => self.changed.wait(&mut state),
+                }
+            };
+            drop(state);
+            let done = match task {
+                SubmountTask::Enter(subvolume) => self.mount(subvolume),
+                SubmountTask::Learn(subvolume) => self.learning(|| self.learn_one(subvolume)),
+                _ => self.learning(|| self.learn_all()),
+            };
+            if let Err(error) = done {
+                tracing::debug!("{task:?}: {error}");
+            }
+            self.state.lock().queue_of(task).done = number;
+            self.changed.notify_all();
+        }
+    }
+
+    fn remove_as_ordered(&self) {
         let mut next_look = Instant::now() + IDLE;
         loop {
             let mut state = self.state.lock();
@@ -42,7 +75,7 @@ impl Submounts {
                 if state.is_ending {
                     return;
                 }
-                if let Some(task) = state.tasks.pop_front() {
+                if let Some(task) = state.to_remove.tasks.pop_front() {
                     break Some(task);
                 }
                 if state.placed.is_empty() {
@@ -52,37 +85,51 @@ impl Submounts {
                 }
             };
             drop(state);
-            match task {
-                Some((task, number)) => {
-                    if let Err(error) = self.run(task) {
-                        tracing::debug!("{task:?}: {error}");
-                    }
-                    self.state.lock().done = number;
-                    self.changed.notify_all();
+            if let Some((task, number)) = task {
+                if let Err(error) = self.remove(task) {
+                    tracing::debug!("{task:?}: {error}");
                 }
-                None => self.leave_expired(),
+                self.state.lock().to_remove.done = number;
+                self.changed.notify_all();
             }
-            if task.is_none() || next_look < Instant::now() {
+            if next_look <= Instant::now() {
+                self.leave_expired();
                 next_look = Instant::now() + IDLE;
             }
         }
     }
 
-    fn run(self: &Arc<Self>, task: SubmountTask) -> io::Result<()> {
+    fn remove(&self, task: SubmountTask) -> io::Result<()> {
+        let mounts = self.placed_mounts();
         match task {
-            SubmountTask::Enter(subvolume) => self.mount(subvolume),
             SubmountTask::Leave(subvolume) => {
-                let mounts = self.placed_mounts();
                 let is_of = |(_, placed): &&(MountInfo, PlacedOn)| placed.subvolume == subvolume;
                 let dirs: Vec<_> = mounts.iter().filter(is_of).map(|(mount, _)| mount.dir.clone()).collect();
                 let is_below = |mount: &MountInfo| dirs.iter().any(|dir| mount.dir.starts_with(dir));
-                self.unmount(mounts.iter().filter(|(mount, _)| is_below(mount)), Leaving::Idle)
+                self.unmount(mounts.iter().filter(|(mount, _)| is_below(mount)), Leaving::Idle, true)
             }
-            SubmountTask::LeaveAll { lazy } => {
-                let how = if lazy { Leaving::Always } else { Leaving::Idle };
-                self.unmount(self.placed_mounts().iter(), how)
-            }
+            SubmountTask::LeaveAll { lazy: true } => self.unmount(mounts.iter(), Leaving::Always, false),
+            _ => self.unmount(mounts.iter(), Leaving::Idle, false),
         }
+    }
+
+    /// Lets the kernel keep the stubs that `work` looks up (I9).
+    fn learning<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.is_learning.store(true, Ordering::Relaxed);
+        let done = work();
+        self.is_learning.store(false, Ordering::Relaxed);
+        done
+    }
+
+    /// Looks up all stubs of the first view.
+    fn learn_all(&self) -> io::Result<()> {
+        let view = self.host.views.first();
+        let device = view.device.get().copied();
+        let mount = mount_table::mounts().into_iter().find(|mount| mount.device_number() == device);
+        let root = place::open_root(&mount.ok_or(Errno::NOENT)?)?;
+        let fs = self.served.get().ok_or(Errno::NOTCONN)?;
+        learn_stubs(&fs, view.subvolume, &root);
+        Ok(())
     }
 
     /// Mounts a subvolume on its stub in all mounts that show the stub.
@@ -118,7 +165,7 @@ impl Submounts {
 
     /// A new mount of a subvolume that is on no directory. Makes the view if there is none.
     fn new_mount(self: &Arc<Self>, fs: &Arc<Fs>, subvolume: RootId) -> io::Result<OwnedFd> {
-        let known = || self.state.lock().views.get(&subvolume).map(|view| (Arc::clone(&view.requests), view.serial));
+        let known = || self.state.lock().views.get(&subvolume).map(|view| (view.requests.clone(), view.serial));
         let until = Instant::now() + PATIENCE;
         while let Some((requests, serial)) = known() {
             let data = mount::kernel_options(&requests, &self.config);
@@ -140,6 +187,12 @@ impl Submounts {
 
     fn make_view(self: &Arc<Self>, fs: &Arc<Fs>, subvolume: RootId) -> io::Result<OwnedFd> {
         let Some(template) = self.template.lock().clone() else { return Err(Errno::NOTCONN.into()) };
+        if self.state.lock().views.len() >= VIEWS_MAX {
+            let _ = self.unmount(self.placed_mounts().iter(), Leaving::Idle, true);
+        }
+        if self.state.lock().views.len() >= USED_VIEWS_MAX {
+            return Err(Errno::MFILE.into());
+        }
         let requests: OwnedFd = File::options().read(true).write(true).open("/dev/fuse")?.into();
         let data = mount::kernel_options(&requests, &self.config);
         let tree = subtree::mount_detached("fuse", &data, &self.config)?;
@@ -151,7 +204,7 @@ impl Submounts {
             nr_threads: NR_THREADS,
             idle_poll: IdlePolling::Off,
         };
-        let connection = Connection::open(requests.try_clone()?, &how)?;
+        let connection = Connection::open(requests, &how)?;
         let serial = {
             let mut state = self.state.lock();
             state.last_serial += 1;
@@ -163,7 +216,7 @@ impl Submounts {
         // I6: this reference keeps the subvolume while the view exists.
         fs.getattr_counted(InodeId::root_of(subvolume)).map_err(io::Error::other)?;
         self.host.views.add(&view);
-        let live = LiveView { requests: Arc::new(requests), serial };
+        let live = LiveView { requests: connection.notifier(), serial };
         self.state.lock().views.insert(subvolume, live);
         let (own, served_fs, server) = (Arc::clone(self), Arc::clone(fs), template.with_view(view, &self.config));
         drop(template);
@@ -178,7 +231,18 @@ impl Submounts {
             return Err(error);
         }
         mount::set_read_ahead(device, false);
+        self.learning(|| learn_stubs(fs, subvolume, &tree));
         Ok(tree)
+    }
+
+    /// Looks up a stub (I9).
+    fn learn_one(&self, subvolume: RootId) -> io::Result<()> {
+        let fs = self.served.get().ok_or(Errno::NOTCONN)?;
+        let Some((above, path)) = fs.name_of_subvolume(subvolume).map_err(io::Error::other)? else { return Ok(()) };
+        let device = self.host.views.of(above).and_then(|view| view.device.get().copied());
+        let mounts = mount_table::mounts();
+        let mut shown = mounts.iter().filter(|mount| mount.device_number() == device);
+        shown.try_for_each(|mount| place::look_up(&place::open_root(mount)?, mount, &path))
     }
 
     fn view_ended(&self, fs: &Fs, subvolume: RootId) {
@@ -206,17 +270,23 @@ impl Submounts {
         found
     }
 
-    /// Unmounts these mounts, each before those that it lies in. Returns the last error.
+    /// Unmounts these mounts, each before those that it lies in. With `may_return`, they are likely to be entered again.
+    /// Returns the last error.
     fn unmount<'m>(
         &self,
         mounts: impl DoubleEndedIterator<Item = &'m (MountInfo, PlacedOn)>,
         how: Leaving,
+        may_return: bool,
     ) -> io::Result<()> {
         let mut outcome = Ok(());
         for (mount, placed) in mounts.rev() {
             match place::leave(mount, placed, how) {
                 Ok(()) => {
                     self.state.lock().placed.remove(&mount.id);
+                    // The kernel has dropped the name with the mount.
+                    if may_return {
+                        self.learn(placed.subvolume);
+                    }
                 }
                 Err(error) => outcome = Err(error),
             }
@@ -228,7 +298,7 @@ impl Submounts {
     fn leave_expired(&self) {
         let mounts = self.placed_mounts();
         // Most of them are in use, or are marked as unused by this call.
-        let _ = self.unmount(mounts.iter(), Leaving::Expired);
+        let _ = self.unmount(mounts.iter(), Leaving::Expired, true);
         let device = self.host.views.first().device.get().copied();
         let first = mount_table::mounts().into_iter().find(|mount| mount.device_number() == device);
         let Some(first) = first else { return };
@@ -241,6 +311,51 @@ impl Submounts {
     }
 }
 
+/// Looks up the stubs of a view by its root directory (I9). Stubs that are not found, because they are renamed meanwhile,
+/// are found when they are entered.
+fn learn_stubs(fs: &Fs, subvolume: RootId, root: &OwnedFd) {
+    let (mut from, mut has_stubs) = (RootId(0), false);
+    loop {
+        let children = fs.children_of(subvolume, from, STUBS_AT_ONCE).unwrap_or_default();
+        for (child, _) in &children {
+            if let Ok(Some((above, path))) = fs.name_of_subvolume(*child)
+                && above == subvolume
+            {
+                has_stubs |= place::look_up_at(root, &path).is_ok();
+            }
+        }
+        match children.last() {
+            Some((last, _)) if children.len() == STUBS_AT_ONCE => from = RootId(last.0.saturating_add(1)),
+            _ => break,
+        }
+    }
+    if has_stubs {
+        // From then on, the kernel asks for them.
+        thread::sleep(LEARNED_TTL * 2);
+    }
+}
+
+fn thread_number() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
+}
+
+/// Makes room for the descriptors of the views: one each.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.map_or(DESCRIPTORS, |maximum| maximum.min(DESCRIPTORS));
+    if limit.current.is_some_and(|current| current < wanted) {
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum });
+    }
+}
+
+/// With this number of views, idle submounts are unmounted before another one is made. Each view has threads of its own.
+const VIEWS_MAX: usize = 256;
+/// The number of views that can be in use at once.
+const USED_VIEWS_MAX: usize = 2048;
+/// Open files that the server is allowed, if the system permits that.
+const DESCRIPTORS: u64 = 8192;
+/// How many stubs are searched for at a time.
+const STUBS_AT_ONCE: usize = 256;
 /// A submount that nothing has used for this time, or twice as long at most, is unmounted.
 const IDLE: Duration = Duration::from_secs(5);
 /// How often a stub is searched for that is renamed at the same time.

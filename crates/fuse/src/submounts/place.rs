@@ -37,21 +37,46 @@ pub(super) struct OpenStub {
 /// # Errors
 /// `EXDEV` if something is mounted on the stub, or on the way to it; `ENOENT` if the mount does not show the stub.
 pub(super) fn open_stub(mount: &MountInfo, path: &[u8], shown: (u64, u64)) -> io::Result<OpenStub> {
-    let not_shown = || io::Error::from(Errno::NOENT);
-    let shows = mount.root.strip_prefix("/").map_err(|_| not_shown())?;
-    let path = Path::new(OsStr::from_bytes(path)).strip_prefix(shows).map_err(|_| not_shown())?;
-    let point = MountPoint::open(mount)?;
-    let root = rustix::fs::open(point.path(), PATH_FLAGS, Mode::empty())?;
-    if other_user::mount_id_of(&root)? != mount.id {
-        return Err(not_shown());
-    }
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-    let dir = openat2(&root, path, PATH_FLAGS, Mode::empty(), resolve)?;
+    let dir = open_below(&open_root(mount)?, shown_path(mount, path)?)?;
     if identity(&dir)? != shown {
         return Err(not_shown());
     }
     let above = identity(&openat(&dir, c"..", PATH_FLAGS, Mode::empty())?)?;
     Ok(OpenStub { dir, above })
+}
+
+/// Opens the root directory of a mount.
+///
+/// # Errors
+/// Another mount is there, or on it, by now.
+pub(super) fn open_root(mount: &MountInfo) -> io::Result<OwnedFd> {
+    let root = rustix::fs::open(MountPoint::open(mount)?.path(), PATH_FLAGS, Mode::empty())?;
+    if other_user::mount_id_of(&root)? == mount.id { Ok(root) } else { Err(not_shown()) }
+}
+
+/// Makes the kernel look up a path from the root of the view that is mounted at `mount`.
+pub(super) fn look_up(root: &OwnedFd, mount: &MountInfo, path: &[u8]) -> io::Result<()> {
+    open_below(root, shown_path(mount, path)?).map(drop)
+}
+
+/// Makes the kernel look up a path from the root directory of a view.
+pub(super) fn look_up_at(root: &OwnedFd, path: &[u8]) -> io::Result<()> {
+    open_below(root, Path::new(OsStr::from_bytes(path))).map(drop)
+}
+
+/// The part of a path from the root of a view that lies below the directory which a mount shows.
+fn shown_path<'p>(mount: &MountInfo, path: &'p [u8]) -> io::Result<&'p Path> {
+    let shows = mount.root.strip_prefix("/").map_err(|_| not_shown())?;
+    Path::new(OsStr::from_bytes(path)).strip_prefix(shows).map_err(|_| not_shown())
+}
+
+fn open_below(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    Ok(openat2(root, path, PATH_FLAGS, Mode::empty(), resolve)?)
+}
+
+fn not_shown() -> io::Error {
+    Errno::NOENT.into()
 }
 
 /// Mounts `tree`, a mount of a subvolume that is on no directory, on its stub in `mount`, with the flags of `mount`. Returns
@@ -76,11 +101,7 @@ fn copy_flags(tree: impl AsFd, from: &MountInfo) -> io::Result<()> {
 
 /// Gives a mount that the table of mounts shows the flags of another one.
 pub(super) fn inherit_flags(mount: &MountInfo, from: &MountInfo) -> io::Result<()> {
-    let root = rustix::fs::open(MountPoint::open(mount)?.path(), PATH_FLAGS, Mode::empty())?;
-    match other_user::mount_id_of(&root)? == mount.id {
-        true => copy_flags(&root, from),
-        false => Ok(()),
-    }
+    copy_flags(&open_root(mount)?, from)
 }
 
 /// The flags that a mount has for itself.
