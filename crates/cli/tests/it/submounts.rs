@@ -250,13 +250,13 @@ fn a_directory_that_is_opened_as_a_path_is_the_subvolume() {
     let Some(scene) = Scene::new() else { return };
     scene.umount();
     scene.mount("submounts");
-    let flags = OFlags::PATH | OFlags::DIRECTORY;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut dir = rustix::fs::open(scene.path("m"), flags, Mode::empty()).unwrap();
     for name in ["a", "n"] {
         dir = rustix::fs::openat(&dir, name, flags, Mode::empty()).unwrap();
         assert_eq!(rustix::fs::fstat(&dir).unwrap().st_ino, 256, "{name}");
     }
-    rustix::fs::openat(&dir, "file", OFlags::RDONLY, Mode::empty()).unwrap();
+    rustix::fs::openat(&dir, "file", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap();
     drop(dir);
     scene.run(&["subvolume", "create", "m/new"]);
     let begun = Instant::now();

@@ -106,10 +106,11 @@ impl Submounts {
                 let is_of = |(_, placed): &&(MountInfo, PlacedOn)| placed.subvolume == subvolume;
                 let dirs: Vec<_> = mounts.iter().filter(is_of).map(|(mount, _)| mount.dir.clone()).collect();
                 let is_below = |mount: &MountInfo| dirs.iter().any(|dir| mount.dir.starts_with(dir));
-                self.unmount(mounts.iter().filter(|(mount, _)| is_below(mount)), Leaving::Idle, true)
+                let below = || mounts.iter().filter(|(mount, _)| is_below(mount));
+                unless_busy(|| self.unmount(below(), Leaving::Idle, true))
             }
             SubmountTask::LeaveAll { lazy: true } => self.unmount(mounts.iter(), Leaving::Always, false),
-            _ => self.unmount(mounts.iter(), Leaving::Idle, false),
+            _ => unless_busy(|| self.unmount(mounts.iter(), Leaving::Idle, false)),
         }
     }
 
@@ -335,6 +336,18 @@ fn learn_stubs(fs: &Fs, subvolume: RootId, root: &OwnedFd) {
     }
 }
 
+/// Repeats an unmount for a short time while something is busy: a process that has been forked and has not called exec yet
+/// keeps its parent's files open.
+fn unless_busy(unmount: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    for _ in 0..BUSY_TRIES {
+        match unmount() {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => thread::sleep(BUSY_PAUSE),
+            done => return done,
+        }
+    }
+    unmount()
+}
+
 fn thread_number() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
 }
@@ -358,6 +371,9 @@ const DESCRIPTORS: u64 = 8192;
 const STUBS_AT_ONCE: usize = 256;
 /// A submount that nothing has used for this time, or twice as long at most, is unmounted.
 const IDLE: Duration = Duration::from_secs(5);
+/// How often a busy submount is tried to be unmounted.
+const BUSY_TRIES: u32 = 5;
+const BUSY_PAUSE: Duration = Duration::from_millis(10);
 /// How often a stub is searched for that is renamed at the same time.
 const RENAME_TRIES: usize = 4;
 /// Threads that take the requests of a view.
