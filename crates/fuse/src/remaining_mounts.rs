@@ -143,8 +143,12 @@ pub(crate) fn others(mount: &MountInfo) -> Vec<MountInfo> {
     mount_table::mounts_of_device(&mount.device).into_iter().filter(is_other).collect()
 }
 
-/// The mounts of the same image that are other filesystems for the kernel, as submounts and their bind mounts are.
+/// The mounts of the same image that are other filesystems for the kernel, as submounts and their bind mounts are. A source
+/// that is no path does not tell which image it is.
 fn of_same_source(mount: &MountInfo) -> Vec<MountInfo> {
+    if !Path::new(&mount.source).is_absolute() {
+        return Vec::new();
+    }
     let is_other =
         |other: &MountInfo| other.kind == mount.kind && other.source == mount.source && other.device != mount.device;
     mount_table::mounts().into_iter().filter(is_other).collect()
