@@ -11,7 +11,7 @@
 //!   awaited without limit.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
@@ -34,7 +34,7 @@ use crate::message::{Request, Response, ServerMessage, decode_answer, encode_req
 use crate::mount_file::{ContentAccess, MountFile, MountId, NewMountFile, find};
 use crate::open_image::{ImageWork, Sockets, sockets_of};
 use crate::peer::Peers;
-use crate::process::stopped_process;
+use crate::process::{mount_maker, stopped_process};
 use crate::relay::{self, ClientSide, Heard};
 use crate::server_limits::{CANCEL_CHECK_INTERVAL, Limited, ServerLimits};
 use crate::stream::CommandStream;
@@ -190,7 +190,7 @@ impl<'f> Channel<'f> {
 
     fn open_for(&self, path: &Path, access: ContentAccess) -> Result<OpenedFile> {
         match self {
-            Self::Mount(mount) => Ok(OpenedFile::Descriptor(mount.id()?.open(path, access).map_err(failure_of)?)),
+            Self::Mount(mount) => Ok(OpenedFile::Descriptor(mount.open(path, access)?)),
             Self::Image { fs, .. } => {
                 Ok(OpenedFile::Inode(fs.lookup_path(path.as_os_str().as_encoded_bytes(), true)?.id))
             }
@@ -207,7 +207,7 @@ impl<'f> Channel<'f> {
         let create = || {
             let name =
                 path.file_name().ok_or_else(|| CommandFailure::new(Errno::INVAL, "the path does not end in a name"))?;
-            let (created, file) = mount.id()?.create(dir, name, mode).map_err(failure_of)?;
+            let (created, file) = mount.id_of_dir(dir)?.create(dir, name, mode).map_err(failure_of)?;
             Ok((CreatedFile(created), OpenedFile::Descriptor(file)))
         };
         Some(create())
@@ -222,7 +222,7 @@ impl<'f> Channel<'f> {
         let name =
             path.file_name().ok_or_else(|| CommandFailure::new(Errno::INVAL, "the path does not end in a name"))?;
         match self {
-            Self::Mount(mount) => mount.id()?.create_dir(dir, name).map_err(failure_of),
+            Self::Mount(mount) => mount.id_of_dir(dir)?.create_dir(dir, name).map_err(failure_of),
             Self::Image { fs, caller } => {
                 let dir = fs.lookup_path(dir.as_os_str().as_encoded_bytes(), true)?.id;
                 fs.create(dir, name.as_encoded_bytes(), NewInode::dir(0o777), &caller.with_umask(umask))?;
@@ -425,6 +425,40 @@ impl MountChannel {
         self.id.ok_or_else(busy_image)
     }
 
+    /// Opens a file of the mount, or of another mount of the same server (F5 of `mount_file.rs`).
+    fn open(&self, path: &Path, access: ContentAccess) -> Result<MountFile> {
+        let (found, id) = self.find(path, OFlags::empty())?;
+        id.open_found(&found, access).map_err(failure_of)
+    }
+
+    fn id_of_dir(&self, dir: &Path) -> Result<MountId> {
+        self.find(dir, OFlags::DIRECTORY).map(|(_, id)| id)
+    }
+
+    fn find(&self, path: &Path, flags: OFlags) -> Result<(OwnedFd, MountId)> {
+        let find_once = || {
+            let found = find(rustix::fs::CWD, path.as_os_str(), flags).map_err(failure_of)?;
+            self.id_for(&found).map(|id| (found, id))
+        };
+        // As in `enter`.
+        find_once().or_else(|failure| if failure.errno() == Errno::STALE { find_once() } else { Err(failure) })
+    }
+
+    /// The mount of this file if the server serves it, else the mount of this channel.
+    fn id_for(&self, found: &OwnedFd) -> Result<MountId> {
+        let own = self.id()?;
+        let (maker, own_maker) = (mount_maker(found.as_raw_fd()), mount_maker(self.file.as_fd().as_raw_fd()));
+        let other = MountId::of(found).map_err(failure_of)?;
+        if other == own || !other.is_fuse() || maker.is_none() || maker != own_maker {
+            return Ok(own);
+        }
+        let is_ours = || {
+            let file = other.open_found(found, ContentAccess::Read).ok()?;
+            Some(control_name(&file).ok()? == self.name)
+        };
+        Ok(if is_ours() == Some(true) { other } else { own })
+    }
+
     /// The descriptors to send with a request that works on these files (L3).
     fn descriptors<'d>(&'d self, files: &[&'d OpenedFile]) -> Result<Vec<&'d MountFile>> {
         let descriptor = |file: &&'d OpenedFile| match file {
@@ -576,6 +610,18 @@ fn answer_of(
 
 /// Finds the mount that holds a path, an open file of the mount, and the name of its control socket (L1).
 fn enter(path: &Path) -> Result<(MountId, MountFile, Vec<u8>), ConnectError> {
+    match enter_once(path) {
+        // With `submounts`, the first try mounts the subvolume.
+        Err(ConnectError::Open(error)) if is_stale(&error) => enter_once(path),
+        entered => entered,
+    }
+}
+
+fn is_stale(error: &io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::STALE)
+}
+
+fn enter_once(path: &Path) -> Result<(MountId, MountFile, Vec<u8>), ConnectError> {
     let found = find(rustix::fs::CWD, path.as_os_str(), OFlags::empty()).map_err(ConnectError::Open)?;
     let id = MountId::of(&found).map_err(ConnectError::Open)?;
     if !id.is_fuse() {

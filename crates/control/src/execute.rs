@@ -77,6 +77,14 @@ pub trait Host: Send + Sync {
         None
     }
 
+    /// Whether each subvolume has a mount of its own (`submounts`).
+    fn has_submounts(&self) -> bool {
+        false
+    }
+
+    /// Unmounts the submounts that are not in use.
+    fn leave_submounts(&self) {}
+
     /// Remembers a further mount of the filesystem by its number.
     fn note_mount(&self, _mount: u64) {}
 

@@ -44,6 +44,8 @@ pub enum Request {
     },
     /// Returns the numbers of the mounts that `ubtrfs mount` made: [`Response::Mounts`]. Some may be unmounted by now.
     Mounts,
+    /// Unmounts the submounts that are not in use, before the mount itself is unmounted.
+    LeaveSubmounts,
 }
 
 /// The result of a command on the mounts of a filesystem.
@@ -85,6 +87,10 @@ pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<
             context.host.note_mount(mount);
             Ok(Response::Done)
         }
+        Request::LeaveSubmounts => {
+            context.host.leave_submounts();
+            Ok(Response::Done)
+        }
         Request::Mounts => Ok(Response::Mounts(context.host.mounts())),
     }
 }
@@ -94,11 +100,20 @@ fn find(context: &CommandContext<'_>, subvol: Option<Vec<u8>>, subvolid: Option<
     let st_ino = |id| {
         host.st_ino(id).ok_or_else(|| CommandFailure::new(Errno::INVAL, "an image that is not mounted has no mounts"))
     };
+    let options = MountOptions { subvol, subvolid: subvolid.map(RootId), ..MountOptions::default() };
+    if host.has_submounts() {
+        let root = fs.selected_root(&options)?;
+        if root != host.root(fs) {
+            let text = "it is mounted with submounts, so its subvolumes are mounts already; use mount --bind with the \
+                        directory of the subvolume";
+            return Err(CommandFailure::new(Errno::BUSY, text));
+        }
+        return Ok(SubvolumeToMount { path: Vec::new(), st_ino: st_ino(root)?, read_only: fs.read_only() });
+    }
     if !fs.shows_top_level() {
         let text = "its server shows one subvolume only; unmount it, and mount it as root on a kernel with fsopen(2)";
         return Err(CommandFailure::new(Errno::BUSY, text));
     }
-    let options = MountOptions { subvol, subvolid: subvolid.map(RootId), ..MountOptions::default() };
     let root = fs.selected_root(&options)?;
     let missing = |_| CommandFailure::new(Errno::NOENT, format!("no path leads to subvolume {}", root.root));
     let path = if root.root == RootId::FS_TREE { Vec::new() } else { fs.path_of(root).map_err(missing)? };

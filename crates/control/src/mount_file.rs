@@ -12,6 +12,8 @@
 //!   machine.
 //! - F4. This module makes every descriptor of a file that is sent to a server: files of the server's mount, and images
 //!   for the process that has the image open.
+//! - F5. With `submounts`, a server has several mounts. A file of another mount belongs to the server if the same user made
+//!   that mount, and its control socket has the same name. So a server of another user cannot claim files of root.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};

@@ -3,7 +3,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use rustix::fs::{OFlags, StatVfsMountFlags};
@@ -22,21 +22,20 @@ use crate::caller::CallerGroups;
 use crate::interrupt::{EndsBy, Interrupts};
 use crate::lost_pages::LostPages;
 use crate::mount::MountConfig;
-use crate::name_cache::NameCache;
-use crate::node::NodeIds;
 use crate::protocol;
 use crate::sandbox::PrivilegedHelper;
 use crate::served_fs::ServedFs;
+use crate::submounts::Submounts;
 use crate::transport::RequestCounts;
+use crate::view::FuseViews;
 
 /// A mount that serves as the [`Host`] of commands.
 #[derive(Debug)]
 pub(crate) struct MountHost {
-    pub(crate) nodes: Arc<NodeIds>,
+    pub(crate) views: FuseViews,
     pub(crate) groups: CallerGroups,
     pub(crate) interrupts: Interrupts,
     pub(crate) lost_pages: Arc<LostPages>,
-    pub(crate) names: NameCache,
     activity: Arc<Activity>,
     writeback_cache: bool,
     /// Whether the kernel allows idmapped mounts of this mount.
@@ -46,8 +45,7 @@ pub(crate) struct MountHost {
     /// The mount options as the user gave them.
     options: Vec<String>,
     served: Arc<ServedFs>,
-    /// The device number, once the filesystem is mounted.
-    device: OnceLock<u64>,
+    submounts: OnceLock<Weak<Submounts>>,
     /// The mounts that were made one by one, by their numbers ([`Host::mounts`]).
     mounts: Mutex<Vec<u64>>,
     /// The function that is called if a loop device is attached to an image file of the filesystem.
@@ -65,25 +63,23 @@ impl MountHost {
     /// change the process's user.
     pub(crate) fn new(
         served: &Arc<ServedFs>,
-        nodes: NodeIds,
+        views: FuseViews,
         groups: CallerGroups,
-        names: NameCache,
         activity: Arc<Activity>,
         config: &MountConfig,
     ) -> Self {
         Self {
-            nodes: Arc::new(nodes),
+            views,
             interrupts: Interrupts::new(groups.clone()),
             lost_pages: Arc::default(),
             groups,
-            names,
             activity,
             writeback_cache: config.writeback_cache,
             idmap: config.allows_idmap(),
             owner: rustix::process::getuid().as_raw(),
             options: config.given.clone(),
             served: Arc::clone(served),
-            device: OnceLock::new(),
+            submounts: OnceLock::new(),
             mounts: Mutex::default(),
             tell_loops: OnceLock::new(),
             helper: OnceLock::new(),
@@ -92,9 +88,9 @@ impl MountHost {
         }
     }
 
-    /// Notes the device number of the filesystem, when it is mounted.
-    pub(crate) fn mounted(&self, device: u64) {
-        let _ = self.device.set(device);
+    /// Lets commands unmount submounts.
+    pub(crate) fn serve_submounts(&self, submounts: &Arc<Submounts>) {
+        let _ = self.submounts.set(Arc::downgrade(submounts));
     }
 
     /// Notes that this process is confined from now on, and has this helper.
@@ -113,12 +109,15 @@ impl MountHost {
         let caller = self.groups.waiting_caller(req);
         // The kernel does not tell whether the caller has the files open for writing, so the files count as open for
         // reading only.
-        let device = self.device.get().filter(|_| request.changes());
+        // The file of the request comes last.
+        let view = ids.last().and_then(|id| self.views.of(id.root));
+        let device = view.as_ref().filter(|_| request.changes()).and_then(|view| view.device.get().copied());
         let is_read_only_mount =
-            device.and_then(|device| self.groups.is_read_only_for(req.pid, *device)).unwrap_or(false);
+            device.and_then(|device| self.groups.is_read_only_for(req.pid, device)).unwrap_or(false);
         let opened = |id: &InodeId| OpenFile { id: *id, is_readable: true, is_writable: false, is_read_only_mount };
         let files: Vec<OpenFile> = ids.iter().map(opened).collect();
-        let running = self.interrupts.start(req.unique, req.pid, ends_by(&request));
+        let unique = view.map_or(req.unique, |view| view.unique(req.unique));
+        let running = self.interrupts.start(unique, req.pid, ends_by(&request));
         execute(
             &CommandContext { fs, host: self, caller: &caller, files: &files, stream: None, job: &running.job },
             request,
@@ -133,9 +132,16 @@ impl MountHost {
     }
 
     fn inode_with(&self, file: FileId) -> ubtrfs_control::Result<InodeId> {
-        let id = self.nodes.id_of_st_ino(file.ino).filter(|_| self.device.get() == Some(&file.device));
-        id.ok_or_else(not_here)
+        let view = self.views.with_device(file.device);
+        view.and_then(|view| view.nodes.id_of_st_ino(file.ino)).ok_or_else(not_here)
     }
+}
+
+/// The subvolume with this name, if the name leads to one.
+fn nested(fs: &Fs, dir: InodeId, name: &[u8]) -> Option<RootId> {
+    let found = fs.lookup(dir, name).ok()?.id;
+    fs.forget(found, 1);
+    Some(found.root).filter(|root| *root != dir.root)
 }
 
 /// The signals that end a command on Linux.
@@ -182,11 +188,21 @@ impl Host for MountHost {
     }
 
     fn root(&self, _fs: &Fs) -> InodeId {
-        self.nodes.root()
+        self.views.first().nodes.root()
     }
 
     fn st_ino(&self, id: InodeId) -> Option<u64> {
-        Some(self.nodes.st_ino(id))
+        Some(self.views.st_ino(id))
+    }
+
+    fn has_submounts(&self) -> bool {
+        self.views.are_submounts()
+    }
+
+    fn leave_submounts(&self) {
+        if let Some(submounts) = self.submounts.get().and_then(Weak::upgrade) {
+            submounts.leave_all(false);
+        }
     }
 
     fn is_confined(&self) -> bool {
@@ -194,7 +210,7 @@ impl Host for MountHost {
     }
 
     fn open_device(&self, path: &Path, id: ImageId, force: bool) -> ubtrfs_control::Result<Arc<dyn Device>> {
-        if self.device.get().is_some_and(|device| id.is_file_of(*device)) {
+        if self.views.all().iter().any(|view| view.device.get().is_some_and(|device| id.is_file_of(*device))) {
             let text = "the new device is a file of the filesystem itself; give one that lies elsewhere";
             return Err(CommandFailure::new(Errno::INVAL, text));
         }
@@ -260,22 +276,38 @@ impl Host for MountHost {
     }
 
     fn forget_name(&self, dir: InodeId, name: &[u8], deleted: Option<RootId>) {
-        let dir = self.nodes.node(dir);
-        let Some(deleted) = deleted else { return self.names.forget(dir, name) };
+        let Some(view) = self.views.of(dir.root) else { return };
+        if let Some(submounts) = self.submounts.get() {
+            // The kernel unmounts a deleted subvolume, and forgets it when nothing uses it any more.
+            let new = self.served.get().filter(|_| deleted.is_none()).and_then(|fs| nested(&fs, dir, name));
+            let submounts = Weak::clone(submounts);
+            return view.names.forget_with(view.nodes.node(dir), name, move || {
+                if let Some((new, submounts)) = new.zip(submounts.upgrade()) {
+                    submounts.learn(new);
+                }
+                Vec::new()
+            });
+        }
+        let dir = view.nodes.node(dir);
+        let Some(deleted) = deleted else { return view.names.forget(dir, name) };
         // The filesystem may be closed when the closure runs.
-        let (served, nodes) = (Arc::clone(&self.served), Arc::clone(&self.nodes));
-        self.names.forget_with(dir, name, move || {
+        let (served, nodes) = (Arc::clone(&self.served), Arc::clone(&view.nodes));
+        view.names.forget_with(dir, name, move || {
             let used = served.get().map(|fs| fs.used_names_of_deleted(deleted)).unwrap_or_default();
             used.into_iter().map(|(dir, name)| (nodes.node(dir), name)).collect()
         });
     }
 
     fn forget_data(&self, id: InodeId) {
-        self.names.forget_data(self.nodes.node(id));
+        if let Some(view) = self.views.of(id.root) {
+            view.names.forget_data(view.nodes.node(id));
+        }
     }
 
     fn forget_attributes(&self, id: InodeId) {
-        self.names.forget_attributes(self.nodes.node(id));
+        if let Some(view) = self.views.of(id.root) {
+            view.names.forget_attributes(view.nodes.node(id));
+        }
     }
 
     fn keeps_sizes(&self) -> bool {
@@ -287,7 +319,7 @@ impl Host for MountHost {
     }
 
     fn settle(&self) {
-        self.names.settle();
+        self.views.all().iter().for_each(|view| view.names.settle());
     }
 
     fn stats(&self, names_files: bool) -> String {

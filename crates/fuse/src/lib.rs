@@ -25,6 +25,8 @@
 //! | `listing`    | which listings bring attributes                              |
 //! | `lost_pages` | files with written pages that could not be stored            |
 //! | `remaining_mounts` | bind mounts and other uses that remain after an unmount   |
+//! | `submounts`  | a mount of its own for each subvolume                       |
+//! | `view`       | the FUSE filesystems of one btrfs filesystem                |
 //! | `subtree`    | mounts that show one subvolume of several                   |
 //! | `running_programs` | files that are open for execution, which cannot be truncated |
 //! | `sandbox`    | seccomp, Landlock and giving up root                        |
@@ -56,9 +58,11 @@ mod seek;
 mod served_fs;
 mod server;
 mod session;
+mod submounts;
 mod subtree;
 mod subvolume_ioctl;
 pub mod transport;
+mod view;
 
 pub use mount::{MountConfig, MountError, Mounted, SUBTYPE, cannot_open, check, is_root, mount};
 pub use mount_table::{holding_mount, image_mounted_at, mount_point_of, mount_points_of};

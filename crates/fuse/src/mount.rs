@@ -10,7 +10,7 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -24,6 +24,7 @@ use ubtrfs_device::Device;
 
 use crate::mount_table::{MountInfo, find_mount, mounts};
 use crate::other_user;
+use crate::submounts;
 use crate::subtree;
 use crate::transport::{IdlePolling, Transport};
 
@@ -82,6 +83,9 @@ pub struct MountConfig {
     /// Allow idmapped mounts of this mount. Most requests then do not contain the caller's user, so ioctls that need
     /// the caller's user, such as the ioctls on subvolumes, are refused to all users but root.
     pub idmap: bool,
+    /// Each subvolume has a mount, and so a device number, of its own (`submounts`). Only root can mount so, and the server
+    /// is not confined.
+    pub submounts: bool,
     /// The server will be confined: see [`Session::confine`](crate::Session::confine).
     pub sandbox: bool,
     /// The options as the user gave them. A remount compares its options with these.
@@ -112,6 +116,7 @@ impl Default for MountConfig {
             no_xattrs: false,
             no_open: false,
             idmap: false,
+            submounts: false,
             sandbox: false,
             given: Vec::new(),
         }
@@ -123,7 +128,8 @@ impl MountConfig {
     /// each name made or removed in the directory, which is one more request for every file. If only root may enter,
     /// the check is pointless, because root is allowed everything.
     pub fn checks_permissions(&self) -> bool {
-        self.allow_other || self.default_permissions || !is_root()
+        // I3 of `submounts`
+        self.allow_other || self.default_permissions || self.submounts || !is_root()
     }
 
     /// Whether idmapped mounts of this mount are possible. The kernel allows them only if it checks permissions itself.
@@ -171,6 +177,9 @@ pub enum MountError {
         /// The mounted device.
         mounted: String,
     },
+    /// The option `submounts` cannot work.
+    #[error("submounts: {0}")]
+    Submounts(&'static str),
     /// The mount's server has ended.
     #[error("{0} is a FUSE mount whose server has ended; unmount it first, with: ubtrfs umount {0}, or umount {0}")]
     Dead(String),
@@ -262,6 +271,9 @@ pub enum MountError {
 /// Checks whether mounting on `dir` can work, without doing anything (M1). Returns the directory's full path.
 pub fn check(dir: &Path, config: &MountConfig) -> Result<PathBuf, MountError> {
     let shown = dir.display().to_string();
+    if let Some(reason) = submounts::impossible(config, false) {
+        return Err(MountError::Submounts(reason));
+    }
     let full = match other_user::full_path(dir) {
         Ok(full) => full,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(MountError::NoDirectory(shown)),
@@ -453,19 +465,7 @@ fn mount_directly(
 ) -> Result<NewMount, MountError> {
     let failed = |source: io::Error| MountError::Mount { dir: dir.display().to_string(), source };
     let device = File::options().read(true).write(true).open("/dev/fuse").map_err(MountError::FuseDenied)?;
-    let mut data = format!(
-        "fd={},rootmode=40000,user_id={},group_id={}",
-        device.as_raw_fd(),
-        rustix::process::getuid().as_raw(),
-        rustix::process::getgid().as_raw(),
-    );
-    if config.checks_permissions() {
-        data.push_str(",default_permissions");
-    }
-    if config.allow_other {
-        data.push_str(",allow_other");
-    }
-    config.selinux.iter().for_each(|option| data.extend([",", option]));
+    let data = kernel_options(&device, config);
     let mount_as = |kind: &str, data: String| {
         if detached {
             return subtree::mount_detached(kind, &data, config).map(Some).map_err(failed);
@@ -499,6 +499,24 @@ fn mount_directly(
     }
     let detached = mount_as("fuse", data)?;
     Ok(NewMount { requests: device.into(), detached, is_fuseblk })
+}
+
+/// The options of a mount for the kernel's FUSE. `device` is the open /dev/fuse that carries the requests.
+pub(crate) fn kernel_options(device: impl AsFd, config: &MountConfig) -> String {
+    let mut data = format!(
+        "fd={},rootmode=40000,user_id={},group_id={}",
+        device.as_fd().as_raw_fd(),
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+    );
+    if config.checks_permissions() {
+        data.push_str(",default_permissions");
+    }
+    if config.allow_other {
+        data.push_str(",allow_other");
+    }
+    config.selinux.iter().for_each(|option| data.extend([",", option]));
+    data
 }
 
 /// Size of the blocks in which the kernel would access the device of a `fuseblk` mount. The size has no effect, because

@@ -21,6 +21,9 @@
 //! file later. Numbers made from hashes are also equal unless two hashes collide; file handles with these numbers
 //! become stale when the server ends.
 //!
+//! With `submounts`, each FUSE filesystem shows one subvolume, with Linux's numbers. A nested subvolume has a directory
+//! there on which the nested subvolume's own FUSE filesystem is mounted.
+//!
 //! The root of the FUSE filesystem is the root directory of the first mounted subvolume or, if the mounts show several
 //! subvolumes, the top level. Among the root directories of subvolumes, only the root directory of the first mounted
 //! subvolume has `st_ino` 256. Crate `btrfsutil` recognises the others by the forms above.
@@ -47,6 +50,8 @@ pub(crate) struct NodeIds {
     root: InodeId,
     /// The subvolume whose inodes keep their numbers.
     first: RootId,
+    /// Whether the FUSE filesystem shows the first subvolume only.
+    shows_one: bool,
     /// Inodes whose numbers do not fit the arithmetic forms; ordinary filesystems have no such inodes.
     outliers: RwLock<Outliers>,
 }
@@ -61,7 +66,12 @@ impl NodeIds {
     /// Makes the mapping for a FUSE filesystem whose root is `root`. The inodes of the subvolume `first` keep their
     /// numbers.
     pub(crate) fn new(root: InodeId, first: RootId) -> Self {
-        Self { root, first, outliers: RwLock::default() }
+        Self { root, first, shows_one: false, outliers: RwLock::default() }
+    }
+
+    /// Makes the mapping for a FUSE filesystem that shows one subvolume with Linux's numbers.
+    pub(crate) fn of_one_subvolume(root: RootId) -> Self {
+        Self { shows_one: true, ..Self::new(InodeId::root_of(root), root) }
     }
 
     /// The root directory of the FUSE filesystem.
@@ -98,7 +108,21 @@ impl NodeIds {
 
     /// The inode number that `stat` shows.
     pub(crate) fn st_ino(&self, id: InodeId) -> u64 {
-        if id == self.root { self.root_st_ino() } else { self.node(id) }
+        match () {
+            () if id == self.root => self.root_st_ino(),
+            () if self.shows_one && id.stub_of().is_some() => STUB_INO,
+            () => self.node(id),
+        }
+    }
+
+    /// The inode number that a listing shows. Like Linux, a FUSE filesystem that shows one subvolume lists the id of a
+    /// nested subvolume, on whose directory another filesystem is mounted.
+    pub(crate) fn listed_ino(&self, id: InodeId) -> u64 {
+        match id.stub_of() {
+            Some(subvolume) if self.shows_one => subvolume.0,
+            None if self.shows_one && id.root != self.first => id.root.0,
+            _ => self.st_ino(id),
+        }
     }
 
     fn root_st_ino(&self) -> u64 {
@@ -173,6 +197,8 @@ const HIGH_IDS: u64 = 1;
 const OUTLIERS: u64 = 2;
 /// Form of node ids of empty directories in place of subvolumes.
 const STUBS: u64 = 3;
+/// The inode number that Linux shows for an empty directory in place of a subvolume.
+const STUB_INO: u64 = 2;
 /// An odd number whose bits look random.
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -253,6 +279,16 @@ mod tests {
             assert_eq!(nodes.id(node), None, "{node:x}");
         }
         assert_eq!(nodes.id(OUTLIERS << 62 | 7), None, "nobody was told of it");
+    }
+
+    #[test]
+    fn the_numbers_of_one_subvolume_are_those_of_linux() {
+        let nodes = NodeIds::of_one_subvolume(RootId(300));
+        let stub = InodeId::stub(RootId(300), RootId(257));
+        assert_eq!([id(300, 256), id(300, 257), stub].map(|id| nodes.st_ino(id)), [256, 257, 2]);
+        assert_eq!([id(300, 257), id(301, 256), stub].map(|id| nodes.listed_ino(id)), [257, 301, 257]);
+        assert_eq!(nodes.id(nodes.node(stub)), Some(stub), "N1");
+        assert_eq!((nodes.id_of_st_ino(256), nodes.id_of_st_ino(2)), (Some(id(300, 256)), None));
     }
 
     #[test]

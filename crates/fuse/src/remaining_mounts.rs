@@ -52,13 +52,12 @@ pub(crate) struct Remaining {
     text: String,
     /// The text that tells how to end the use.
     remedy: String,
-    /// Paths of files of the filesystem, through which its server can be asked to commit.
-    ways: Vec<PathBuf>,
+    /// Paths of files of the filesystem, through which its server can be asked to commit, with their device numbers.
+    ways: Vec<(PathBuf, Option<u64>)>,
     /// The numbers of the mounts in this mount namespace, as the server knows them.
     keys: Vec<u64>,
     /// The number of the mount that was unmounted.
     unmounted: u64,
-    device: Option<u64>,
 }
 
 impl Remaining {
@@ -72,13 +71,15 @@ impl Remaining {
         let was_there = |mount: &MountInfo| before.iter().any(|known| known.id == mount.id);
         let mut left = others(&unmounted.found);
         left.retain(|mount| was_there(mount) || is_ours(mount));
+        // A submount ends with the mount, unless it is also mounted elsewhere.
+        left.extend(of_same_source(&unmounted.found).into_iter().filter(&is_ours));
         let at = left.first()?.dir.display().to_string();
         let more = if left.len() > 1 { format!(" and {} more directories", left.len() - 1) } else { String::new() };
         let text = format!("its filesystem is still mounted on {at}{more}");
         let remedy = format!("unmount it there, too, with: ubtrfs umount {at}");
         let keys = left.iter().map(key_of).collect();
-        let ways = left.into_iter().map(|mount| mount.dir).collect();
-        Some(Self { text, remedy, ways, keys, unmounted: unmounted.key, device: unmounted.found.device_number() })
+        let ways = left.into_iter().map(|mount| (mount.dir.clone(), mount.device_number())).collect();
+        Some(Self { text, remedy, ways, keys, unmounted: unmounted.key })
     }
 
     /// A process that still uses the filesystem of `unmounted`: in another mount namespace, or in a mount that was
@@ -97,7 +98,7 @@ impl Remaining {
         });
         let (text, way, end) = found?;
         let remedy = format!("the last commit follows when {end}, or with: kill {server}");
-        Some(Self { text, remedy, ways: vec![way], keys: Vec::new(), unmounted: 0, device })
+        Some(Self { text, remedy, ways: vec![(way, device)], keys: Vec::new(), unmounted: 0 })
     }
 
     /// Makes the server with this control socket commit. If `foreign` is true, the mount belongs to another user, and is not
@@ -126,8 +127,8 @@ impl Remaining {
 
     fn commit_by_any_way(&self, name: &[u8]) -> Result<Vec<u64>, NotCommitted> {
         let mut outcome = Err(NotCommitted::NotYet("no way into the filesystem is left".to_owned()));
-        for way in &self.ways {
-            match commit_by(way, self.device, name) {
+        for (way, device) in &self.ways {
+            match commit_by(way, *device, name) {
                 Err(error @ NotCommitted::NotYet(_)) => outcome = Err(error),
                 asked => return asked,
             }
@@ -140,6 +141,22 @@ impl Remaining {
 pub(crate) fn others(mount: &MountInfo) -> Vec<MountInfo> {
     let is_other = |other: &MountInfo| other.kind == mount.kind && other.id != mount.id;
     mount_table::mounts_of_device(&mount.device).into_iter().filter(is_other).collect()
+}
+
+/// The mounts of the same image that are other filesystems for the kernel, as submounts and their bind mounts are. A source
+/// that is no path does not tell which image it is.
+fn of_same_source(mount: &MountInfo) -> Vec<MountInfo> {
+    if !Path::new(&mount.source).is_absolute() {
+        return Vec::new();
+    }
+    let is_other =
+        |other: &MountInfo| other.kind == mount.kind && other.source == mount.source && other.device != mount.device;
+    mount_table::mounts().into_iter().filter(is_other).collect()
+}
+
+/// Whether a submount, or another mount of the same image, lies in a mount.
+pub(crate) fn has_mounts_inside(mount: &MountInfo) -> bool {
+    of_same_source(mount).iter().any(|other| other.dir.starts_with(&mount.dir))
 }
 
 /// Unmounts all mounts of the filesystem with this number in this mount namespace, if one of them has a number in `keys`, the

@@ -17,7 +17,9 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Mutex, MutexGuard};
 use ubtrfs_fs::{Attr, mode};
 
+use crate::mount::MountConfig;
 use crate::transport::{Notifier, WorkerPlace};
+use crate::view::FuseView;
 
 /// Makes the kernel write back dirty pages. For this, counts how often each file is open for writing.
 #[derive(Debug)]
@@ -38,6 +40,11 @@ impl PageFlusher {
     pub(crate) fn new(notifier: Arc<OnceLock<Notifier>>, kernel_keeps_writes: bool, hears_of_opens: bool) -> Self {
         let writers = std::array::from_fn(|_| Mutex::default());
         Self { writers, notifier, kernel_keeps_writes, hears_of_opens }
+    }
+
+    /// The flusher of a view that is mounted with these options.
+    pub(crate) fn of(view: &FuseView, config: &MountConfig) -> Self {
+        Self::new(view.notifier.clone(), config.writeback_cache, !config.no_open)
     }
 
     /// The map of `writers` that has the node's number of opens.

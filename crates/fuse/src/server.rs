@@ -13,6 +13,7 @@
 
 mod attributes;
 mod read_dir;
+mod stub;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -43,8 +44,11 @@ use crate::node::NodeIds;
 use crate::protocol::{EntryReply, Features, FuseRequest, Operation, Reply, Statfs};
 use crate::running_programs::RunningPrograms;
 use crate::seek::PageFlusher;
+use crate::submounts::Submounts;
 use crate::subvolume_ioctl::{self, SubvolumeIoctl};
 use crate::transport::{Handler, ThreadMover, WorkerPlace};
+use crate::view::FuseView;
+use stub::KnownStubs;
 
 /// How long names, missing names, and attributes stay valid in the kernel, apart from the exceptions in S3.
 const TTL: Duration = Duration::from_secs(3600);
@@ -93,11 +97,15 @@ const O_APPEND: i32 = 0o2000;
 /// The kernel's `FMODE_EXEC`, in the flags of an open for execution.
 const FOR_EXECUTION: i32 = 0x20;
 
-/// Handles the requests of one mount. A clone knows what this one learns.
+/// Handles the requests of one view. A clone knows what this one learns.
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
     fs: Arc<Fs>,
+    view: Arc<FuseView>,
     nodes: Arc<NodeIds>,
+    /// The submounts, if each view shows one subvolume.
+    submounts: Option<Arc<Submounts>>,
+    stubs: Arc<KnownStubs>,
     activity: Arc<Activity>,
     seeker: Arc<PageFlusher>,
     dir_ends: Arc<DirectoryReaders>,
@@ -120,20 +128,23 @@ impl Server {
     pub(crate) fn new(
         fs: Arc<Fs>,
         activity: Arc<Activity>,
-        seeker: PageFlusher,
         host: Arc<MountHost>,
+        submounts: Option<Arc<Submounts>>,
         control: Vec<u8>,
         config: &MountConfig,
         lent: Arc<OnceLock<LentDevice>>,
     ) -> Self {
-        let (nodes, groups) = (Arc::clone(&host.nodes), host.groups.clone());
+        let (view, groups) = (Arc::clone(host.views.first()), host.groups.clone());
         let (no_xattrs, no_open) = (config.no_xattrs, config.no_open);
-        let (dir_ends, listings, running_programs, removed_capability) = Default::default();
+        let (stubs, dir_ends, listings, running_programs, removed_capability) = Default::default();
         Self {
             fs,
-            nodes,
+            nodes: Arc::clone(&view.nodes),
+            seeker: Arc::new(PageFlusher::of(&view, config)),
+            view,
+            submounts,
+            stubs,
             activity,
-            seeker: Arc::new(seeker),
             dir_ends,
             listings,
             running_programs,
@@ -150,6 +161,28 @@ impl Server {
     /// Copies the server for another filesystem, which has the same inodes.
     pub(crate) fn with_fs(&self, fs: Arc<Fs>) -> Self {
         Self { fs, ..self.clone() }
+    }
+
+    /// Makes the server of another view of the filesystem.
+    pub(crate) fn with_view(&self, view: Arc<FuseView>, config: &MountConfig) -> Self {
+        let (stubs, dir_ends, listings, running_programs, removed_capability) = Default::default();
+        let (nodes, seeker) = (Arc::clone(&view.nodes), Arc::new(PageFlusher::of(&view, config)));
+        Self {
+            view,
+            nodes,
+            seeker,
+            stubs,
+            dir_ends,
+            listings,
+            running_programs,
+            removed_capability,
+            lent: Arc::default(),
+            ..self.clone()
+        }
+    }
+
+    fn is_of_first_view(&self) -> bool {
+        Arc::ptr_eq(&self.view, self.host.views.first())
     }
 
     /// The running ioctls, which the caller can cancel.
@@ -171,7 +204,7 @@ impl Server {
     /// How long the kernel may keep attributes (S3).
     fn attr_ttl(&self, attr: &Attr) -> Duration {
         // A stub has the owner of the directory above, which can change.
-        if self.fs.is_being_received(attr.id.root) || attr.id.stub_of().is_some() {
+        if self.fs.is_being_received(attr.id.root) || attr.id.stub_of().is_some() || self.is_stub(attr.id) {
             return Duration::ZERO;
         }
         if attr.mode & mode::TYPE != mode::REGULAR {
@@ -332,6 +365,9 @@ impl Handler for Server {
     /// Closes the filesystem. In umount(2) of a `fuseblk` mount, the kernel waits until this function returns. After
     /// the return, the kernel no longer claims the device, so nothing may be written to it any more.
     fn destroy(&self) {
+        if !self.is_of_first_view() {
+            return;
+        }
         self.activity.stop();
         // `fs` keeps the outcome, and the session reports it.
         let _ = catch_unwind(AssertUnwindSafe(|| self.fs.close()));
@@ -349,17 +385,23 @@ impl Handler for Server {
     }
 
     fn disconnected(&self) {
-        self.host.interrupts.end();
+        // The ioctls of other views go on.
+        if self.is_of_first_view() && !self.submounts.as_ref().is_some_and(|submounts| submounts.has_views()) {
+            self.host.interrupts.end();
+        }
         if let Some(lent) = self.lent.get() {
             lent.reclaim(&self.fs, self.groups.helper());
         }
     }
 
     fn forget(&self, node: u64, count: u64) {
-        if node != crate::node::ROOT_NODE
-            && let Ok(id) = self.id(node)
-            && catch_unwind(AssertUnwindSafe(|| self.fs.forget(id, count))).is_err()
-        {
+        if node == crate::node::ROOT_NODE {
+            return;
+        }
+        let Ok(id) = self.id(node) else { return };
+        if self.is_stub(id) {
+            self.forget_stub(id, count);
+        } else if catch_unwind(AssertUnwindSafe(|| self.fs.forget(id, count))).is_err() {
             crate::session::abort(&self.fs, "forgetting an inode panicked");
         }
     }
@@ -376,8 +418,15 @@ impl Server {
             None => req,
         };
         let node = req.node;
+        if self.submounts.is_some()
+            && let Ok(id) = self.id(node)
+            && let Some(submounts) = self.submounts_at(id)
+        {
+            self.answer_stub(submounts, req, id, reply, place)?;
+            return Ok(());
+        }
         match req.operation {
-            Operation::Lookup { name } => self.lookup(node, name, reply)?,
+            Operation::Lookup { name } => self.lookup(req, name, reply, place)?,
             Operation::Getattr => self.reply_attr(&self.getattr(node, place)?, reply),
             Operation::Statx => {
                 let attr = self.getattr(node, place)?;
@@ -540,7 +589,7 @@ impl Server {
             }
             Operation::Ioctl { cmd, data, out_size } => self.ioctl(req, cmd, data, out_size, reply, place)?,
             Operation::Fallocate { offset, length, mode } => self.fallocate(req, offset, length, mode)?,
-            Operation::Interrupt { unique } => self.host.interrupts.interrupt(unique),
+            Operation::Interrupt { unique } => self.host.interrupts.interrupt(self.view.unique(unique)),
             Operation::Lseek { offset, whence } => reply.offset(self.lseek(node, offset, whence, place)?),
             Operation::CopyFileRange { offset, to_node, to_offset, len, is_long } => {
                 self.activity.note_change();
@@ -566,12 +615,16 @@ impl Server {
         Ok(())
     }
 
-    fn lookup(&self, parent: u64, name: &[u8], reply: &mut Reply<'_>) -> Result<()> {
+    fn lookup(&self, req: &FuseRequest<'_>, name: &[u8], reply: &mut Reply<'_>, place: &WorkerPlace<'_>) -> Result<()> {
+        let parent = req.node;
         let dir = self.id(parent)?;
         match self.fs.lookup(dir, name) {
             Ok(attr) => {
+                if let Some(submounts) = self.submounts_at(attr.id) {
+                    return self.lookup_stub(submounts, (req, name), &attr, reply, place);
+                }
                 if !attr.is_dir() {
-                    self.listings.looked_up(parent).into_iter().for_each(|dir| self.host.names.forget_data(dir));
+                    self.listings.looked_up(parent).into_iter().for_each(|dir| self.view.names.forget_data(dir));
                 }
                 reply.entry(&self.entry(&attr));
             }

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use ubtrfs_control::{Canceller, ControlServer as Control, Host, Peers};
+use ubtrfs_control::{Canceller, Channel, ConnectError, ControlServer as Control, Host, Peers, Request, join};
 use ubtrfs_device::{Device, LoopEvent, TellLoopEvent};
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId};
@@ -38,17 +38,17 @@ use crate::lent_device::LentDevice;
 use crate::lost_pages::LostPages;
 use crate::mount::{self, MountConfig, MountError};
 use crate::mount_table::{self, MountInfo};
-use crate::name_cache::NameCache;
 use crate::node::NodeIds;
 use crate::other_user::{self, HelperCommand, control_name};
 use crate::protocol::InitLimits;
 use crate::remaining_mounts::{self, Remaining, Unmounted};
 use crate::sandbox::{self, Confinement, Identity, PrivilegedHelper};
-use crate::seek::PageFlusher;
 use crate::served_fs::ServedFs;
 use crate::server::{self, Server};
+use crate::submounts::{self, Submounts};
 use crate::subtree::{self, DetachedMount};
 use crate::transport::{Config, Connection, SessionEnd};
+use crate::view::{FuseView, FuseViews};
 
 /// A filesystem that is mounted and ready to be served.
 #[derive(Debug)]
@@ -65,6 +65,7 @@ pub struct Session {
     lent: Arc<OnceLock<LentDevice>>,
     is_fuseblk: Result<bool, String>,
     host: Arc<MountHost>,
+    submounts: Option<Arc<Submounts>>,
     device: u64,
     /// The first mount, if it is on no directory yet.
     placing: Placing,
@@ -100,24 +101,30 @@ impl Session {
         block_device: Option<Arc<dyn Device>>,
     ) -> Result<Self, MountError> {
         let failed = |source| MountError::Session { dir: dir.display().to_string(), source };
+        if let Some(reason) = submounts::impossible(config, fs.is_seed()) {
+            return Err(MountError::Submounts(reason));
+        }
         let control = Control::listen().map_err(failed)?;
         let activity = Arc::new(Activity::default());
-        let notifier = Arc::new(OnceLock::new());
-        let seeker = PageFlusher::new(notifier.clone(), config.writeback_cache, !config.no_open);
         let name = control.name().to_vec();
         let groups = CallerGroups::default();
-        let names = NameCache::new(notifier.clone());
-        let path = subtree::path_of_selected(&fs);
+        let path = if config.submounts { None } else { subtree::path_of_selected(&fs) };
         let root = path.as_ref().map_or_else(|| fs.root(), |_| InodeId::root_of(RootId::FS_TREE));
         if path.is_some() {
             fs.show_top_level();
         }
         let served = ServedFs::new(&fs, config.read_only);
-        let nodes = NodeIds::new(root, fs.root().root);
-        let host = Arc::new(MountHost::new(&served, nodes, groups.clone(), names, activity.clone(), config));
+        let nodes = match config.submounts {
+            true => NodeIds::of_one_subvolume(root.root),
+            false => NodeIds::new(root, fs.root().root),
+        };
+        let views = FuseViews::new(FuseView::new(fs.root().root, nodes, 0), config.submounts);
+        let host = Arc::new(MountHost::new(&served, views, groups.clone(), activity.clone(), config));
+        let submounts = config.submounts.then(|| Submounts::new(config, &host, &served));
         let to_lend = block_device.map(LentDevice::new).transpose().map_err(failed)?;
         let lent = Arc::new(OnceLock::new());
-        let server = Server::new(fs.clone(), activity.clone(), seeker, host.clone(), name, config, lent.clone());
+        let server =
+            Server::new(fs.clone(), activity.clone(), host.clone(), submounts.clone(), name, config, lent.clone());
         abort_on_panic(Arc::downgrade(&served));
         let block_device = to_lend.as_ref().map(LentDevice::device);
         let mount::NewMount { requests, detached, is_fuseblk } =
@@ -148,10 +155,13 @@ impl Session {
         };
         match Connection::open(requests, &how) {
             Ok(connection) => {
-                let _ = notifier.set(connection.notifier());
+                let _ = host.views.first().notifier.set(connection.notifier());
                 let _ = host.has_rings.set(connection.has_rings());
                 let _ = host.counts.set(connection.counts());
-                host.mounted(device);
+                let _ = host.views.first().device.set(device);
+                if let Some(submounts) = &submounts {
+                    host.serve_submounts(submounts);
+                }
                 let lost_pages = host.lost_pages.clone();
                 control.serve(host.clone(), Arc::new(groups.clone()));
                 mount::set_read_ahead(device, is_fuseblk == Ok(true));
@@ -169,6 +179,7 @@ impl Session {
                     lent,
                     is_fuseblk,
                     host,
+                    submounts,
                     device,
                     placing,
                 })
@@ -249,6 +260,7 @@ impl Session {
             unmounter,
             lent,
             host,
+            submounts,
             device,
             placing,
             ..
@@ -258,6 +270,7 @@ impl Session {
             dir: dir.clone(),
             device,
             host: host.clone(),
+            submounts: submounts.clone(),
             unmounter: unmounter.clone(),
             canceller: control.canceller(),
             interrupts: server.interrupts(),
@@ -270,13 +283,21 @@ impl Session {
             let (activity, served) = (activity.clone(), served.clone());
             thread::Builder::new().name("idle-commit".into()).spawn(move || activity.run(&served))
         };
-        let placed = place_when_served(placing, unmounter.clone(), host.clone(), ready)
-            .map_err(|source| MountError::Session { dir: shown.clone(), source })?;
+        let placed = match submounts.clone() {
+            Some(submounts) => {
+                submounts.start(&server).and_then(|()| ready_with_stubs(submounts, ready)).map(|()| None)
+            }
+            None => place_when_served(placing, unmounter.clone(), host.clone(), ready),
+        };
+        let placed = placed.map_err(|source| MountError::Session { dir: shown.clone(), source })?;
         let ended = connection.serve(served.serving(server));
         if let Err(error) = &ended {
             // Unmount, because requests to a mount without a server would wait forever or fail.
             tracing::error!("the FUSE session ended: {error}");
             let _ = unmount_by(unmounter.as_deref(), &dir, device, &host, true);
+        }
+        if let Some(submounts) = &submounts {
+            submounts.end();
         }
         // P1 of `subtree.rs`: if placing fails, the session has ended by that.
         let not_placed = placed.and_then(|thread| thread.join().unwrap_or_else(|_| Err(panicked())).err());
@@ -295,7 +316,7 @@ impl Session {
         if failure.is_none() {
             failure = fs.read_only().filter(|_| !is_read_only).or(lost);
         }
-        drop((fs, served, host, lent));
+        drop((fs, served, host, submounts, lent));
         control.finish(failure.as_deref());
         if let Some(source) = not_placed {
             return Err(MountError::Mount { dir: shown, source });
@@ -339,6 +360,15 @@ fn place_when_served(
     // helper while the helper waits for the answer to a request.
     let _ = has_started.recv() as Result<(), _>;
     Ok(Some(thread))
+}
+
+/// Calls `ready` in a thread when the session serves and its stubs are known.
+fn ready_with_stubs(submounts: Arc<Submounts>, ready: impl FnOnce(&[String]) + Send + 'static) -> io::Result<()> {
+    let thread = thread::Builder::new().name("stubs".into()).spawn(move || {
+        submounts.await_stubs();
+        ready(&[]);
+    });
+    thread.map(drop)
 }
 
 fn panicked() -> io::Error {
@@ -405,6 +435,7 @@ struct Signalled {
     dir: PathBuf,
     device: u64,
     host: Arc<MountHost>,
+    submounts: Option<Arc<Submounts>>,
     unmounter: Option<Arc<PrivilegedHelper>>,
     canceller: Canceller,
     interrupts: Interrupts,
@@ -430,6 +461,9 @@ impl Signalled {
                     Ok(()) => {}
                     Err(MountError::NotMounted(_)) => {
                         self.session.end();
+                        if let Some(submounts) = &self.submounts {
+                            submounts.abandon();
+                        }
                         return;
                     }
                     Err(error) => {
@@ -446,6 +480,9 @@ impl Signalled {
     }
 
     fn unmount(&self, lazy: bool) -> Result<(), MountError> {
+        if let Some(submounts) = &self.submounts {
+            submounts.leave_all(lazy);
+        }
         unmount_by(self.unmounter.as_deref(), &self.dir, self.device, &self.host, lazy)
     }
 
@@ -510,6 +547,7 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<HelperCommand<'_>>) 
         false => None,
     };
     let before = remaining_mounts::others(&found);
+    let lazy = leave_submounts(&found, lazy, is_of_other_user);
     let unmounted = Unmounted::new(found);
     let found = &unmounted.found;
     // Connecting fails if the server is dead, and then no commit is awaited.
@@ -566,6 +604,19 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<HelperCommand<'_>>) 
             Err(not_durable(format!("its last commit was not awaited: {error}")))
         }
         Err(error) => Err(not_durable(format!("its server does not answer ({error}); the last commit is intact"))),
+    }
+}
+
+/// Makes the server of a mount unmount the submounts that are not in use. Returns whether to detach the mount: as asked
+/// for, or because its server is dead, and so no submount can be reached.
+fn leave_submounts(mount: &MountInfo, lazy: bool, is_of_other_user: bool) -> bool {
+    if lazy || is_of_other_user || !remaining_mounts::has_mounts_inside(mount) {
+        return lazy;
+    }
+    match Channel::mount(&mount.dir) {
+        // An error shows soon: the mount stays busy.
+        Ok(channel) => channel.call(Request::Join(join::Request::LeaveSubmounts), &[]).is_err() && lazy,
+        Err(error) => matches!(error, ConnectError::Open(error) if mount::has_server_ended(&error)),
     }
 }
 

@@ -73,7 +73,7 @@ pub(crate) fn mount_detached(kind: &str, data: &str, config: &MountConfig) -> io
 }
 
 /// The flags that each mount of a filesystem has for itself.
-fn attributes(config: &MountConfig) -> MountAttrFlags {
+pub(crate) fn attributes(config: &MountConfig) -> MountAttrFlags {
     let mut flags = MountAttrFlags::empty();
     for (wanted, flag) in [
         (config.read_only, MountAttrFlags::MOUNT_ATTR_RDONLY),
@@ -212,7 +212,7 @@ impl FirstMount {
 }
 
 /// The flags that a mount has for itself (P3).
-const OWN_FLAGS: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_RDONLY
+pub(crate) const OWN_FLAGS: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_RDONLY
     .union(MountAttrFlags::MOUNT_ATTR_NODEV)
     .union(MountAttrFlags::MOUNT_ATTR_NOSUID)
     .union(MountAttrFlags::MOUNT_ATTR_NOEXEC)

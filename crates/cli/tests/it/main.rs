@@ -56,6 +56,7 @@ mod server;
 mod space_and_files;
 mod stats;
 mod stopped;
+mod submounts;
 mod subvolume;
 mod subvolume_rules;
 mod tools;

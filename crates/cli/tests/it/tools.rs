@@ -14,7 +14,7 @@ use ubtrfs_testkit::capability;
 
 /// Must run in CI.
 const REQUIRED: &[&str] =
-    &["block-lock", "block-tools", "btrbk", "fstab", "image-builders", "incus", "parallel-mounts"];
+    &["block-lock", "block-tools", "btrbk", "fstab", "image-builders", "incus", "parallel-mounts", "snapper"];
 
 /// Run where their programs are installed, which CI does not do.
 const OPTIONAL: &[&str] = &[
@@ -28,7 +28,6 @@ const OPTIONAL: &[&str] = &[
     "nfs-ganesha",
     "overlay",
     "samba",
-    "snapper",
     "systemd-repart",
 ];
 

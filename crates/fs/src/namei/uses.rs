@@ -4,6 +4,7 @@
 use crate::Fs;
 use crate::error::{Error, Result};
 use crate::types::InodeId;
+use ubtrfs_format::RootId;
 
 impl Fs {
     /// Keeps the inode until [`Fs::release_inode`], even if it is unlinked.
@@ -35,5 +36,13 @@ impl Fs {
             self.delete_if_unlinked(id);
         }
         self.end_deletion(id);
+    }
+
+    /// Releases all lookups of the inodes of a subvolume, because the kernel has forgotten all of them at once. No lookup
+    /// may be added meanwhile.
+    pub fn forget_all_of(&self, root: RootId) {
+        for id in self.inodes.used_of(root) {
+            self.forget(id, u64::MAX);
+        }
     }
 }

@@ -309,6 +309,17 @@ impl Fs {
         Ok(names)
     }
 
+    /// The subvolume that holds the name of another subvolume, and the path from its root directory to that name. `None`
+    /// for the top level, and for a subvolume without a name.
+    pub fn name_of_subvolume(&self, id: RootId) -> Result<Option<(RootId, Vec<u8>)>> {
+        let place = self.place_of(id)?.filter(|_| id != RootId::FS_TREE && !self.entered.is_deleted(id));
+        let Some(SubvolumePlace { parent, root_ref }) = place else { return Ok(None) };
+        let mut path = Vec::new();
+        let above = self.names_up(InodeId { root: parent, ino: Ino(root_ref.dirid) })?;
+        above.iter().chain([&root_ref.name]).for_each(|name| push_name(&mut path, name));
+        Ok(Some((parent, path)))
+    }
+
     /// Path of an inode from the top level, by the inode's first name, for messages and listings.
     pub fn path_of(&self, dir: InodeId) -> Result<Vec<u8>> {
         self.path_up(dir, &KnownPaths::default())

@@ -1,7 +1,7 @@
 //! READDIR and READDIRPLUS: fills answers with the entries of a directory.
 
 use ubtrfs_format::item::FileType;
-use ubtrfs_fs::{InodeId, Result};
+use ubtrfs_fs::{DirEntryOut, InodeId, Result};
 
 use super::Server;
 use crate::attr::entry_kind;
@@ -13,7 +13,7 @@ impl Server {
         let end = self.dir_end(dir, node, offset)?;
         let mut cookie = offset;
         self.fs.readdir(dir, offset, &mut |entry| {
-            let (ino, kind) = (self.nodes.st_ino(entry.id), entry_kind(entry.file_type));
+            let (ino, kind) = (self.listed_ino(&entry), entry_kind(entry.file_type));
             if entry.next_cookie > end || !reply.dirent(ino, entry.next_cookie, kind, entry.name) {
                 return false;
             }
@@ -32,6 +32,14 @@ impl Server {
         self.dir_ends.take(node, cookie).map_or_else(|| self.fs.readdir_end(dir), Ok)
     }
 
+    /// The inode number of a listed entry. The root directory of a view lies in itself.
+    fn listed_ino(&self, entry: &DirEntryOut<'_>) -> u64 {
+        match entry.name == b".." && self.is_stub(entry.id) {
+            true => self.nodes.st_ino(self.nodes.root()),
+            false => self.nodes.listed_ino(entry.id),
+        }
+    }
+
     /// Fills a readdirplus answer. An entry has only its name if the caller does not use attributes
     /// ([`crate::listing`]), or if they cannot be read, because the inode is damaged or was just removed.
     pub(super) fn fill_plus(&self, req: &FuseRequest<'_>, offset: u64, reply: &mut Reply<'_>) -> Result<()> {
@@ -47,14 +55,15 @@ impl Server {
             // The kernel takes no reference for "." and "..".
             let is_dot = entry.name == b"." || entry.name == b"..";
             let found = match () {
-                () if is_dot => Some(self.fs.getattr(entry.id)),
+                () if is_dot && !self.is_stub(entry.id) => Some(self.fs.getattr(entry.id)),
+                () if self.is_stub(entry.id) => None,
                 () if listing.leaves_out(entry.file_type == FileType::Directory) => None,
                 () => Some(self.fs.getattr_counted(entry.id)),
             };
             let plus = match &found {
                 Some(Ok(attr)) => self.entry(attr),
                 Some(Err(_)) | None => {
-                    EntryReply::without_attributes(self.nodes.st_ino(entry.id), entry_kind(entry.file_type))
+                    EntryReply::without_attributes(self.listed_ino(&entry), entry_kind(entry.file_type))
                 }
             };
             if let Some(Err(error)) = &found {

@@ -23,7 +23,7 @@ mod ring;
 mod worker_pool;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -347,6 +347,12 @@ fn forget<H: Handler>(handler: &H, header: &InHeader, body: &[u8], counts: &Thre
 /// Sends the kernel notifications, which answer no request.
 #[derive(Clone, Debug)]
 pub struct Notifier(Arc<OwnedFd>);
+
+impl AsFd for Notifier {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 impl Notifier {
     /// Makes the kernel forget a node's attributes, and its cached pages from `offset` on; dirty pages are written back

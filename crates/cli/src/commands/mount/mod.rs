@@ -158,6 +158,9 @@ fn run_command(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(already_mounted(&args));
     }
     let dir = ubtrfs_fuse::check(&args.dir, &config)?;
+    if config.submounts && fuseblk {
+        bail!("submounts and fuseblk exclude each other: only one mount can lend the device to the kernel; omit one");
+    }
     if args.fake {
         return Ok(ExitCode::SUCCESS);
     }

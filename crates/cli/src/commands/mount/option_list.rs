@@ -80,6 +80,7 @@ pub const OF_MOUNT_POINT: &[MountOption] = &[
     option("noxattr", "fewer requests, but no extended attributes, ACLs and capabilities of files"),
     option("noopen", "fewer requests, but a file that cannot be written fails at write instead of at open"),
     option("idmap", "allow idmapped mounts; only root and the user who mounted can then run commands on the mount"),
+    option("submounts", "for root: each subvolume is a mount of its own, with its own device number, as on Linux"),
     option("fuseblk", "for root's mounts of block devices: sync and umount wait for the commit"),
 ];
 

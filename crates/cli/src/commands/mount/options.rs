@@ -206,6 +206,8 @@ fn set_own(config: &mut MountConfig, option: &str) -> bool {
         "noopen" => config.no_open = true,
         "idmap" => config.idmap = true,
         "noidmap" => config.idmap = false,
+        "submounts" => config.submounts = true,
+        "nosubmounts" => config.submounts = false,
         "io_uring" => config.transport = Transport::Auto,
         "noio_uring" => config.transport = Transport::DevFuse,
         "idle_poll" | "idle_poll=on" => config.idle_poll = IdlePolling::On,

@@ -1,0 +1,392 @@
+//! The mounter and the remover: the threads that make submounts and take them away (I8).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use ubtrfs_format::RootId;
+use ubtrfs_fs::{Fs, InodeId};
+
+use super::place::{self, Leaving, PlacedOn};
+use super::{LEARNED_TTL, LiveView, PATIENCE, SubmountTask, Submounts};
+use crate::mount::{self, MountConfig};
+use crate::mount_table::{self, MountInfo};
+use crate::node::NodeIds;
+use crate::protocol::InitLimits;
+use crate::server::{self, Server};
+use crate::subtree;
+use crate::transport::{Config, Connection, IdlePolling, Transport};
+use crate::view::FuseView;
+
+impl Submounts {
+    /// Starts the mounter. `server` is that of the first view.
+    pub(crate) fn start(self: &Arc<Self>, server: &Server) -> io::Result<()> {
+        *self.template.lock() = Some(server.clone());
+        raise_descriptor_limit();
+        let (mounter, remover) = (Arc::clone(self), Arc::clone(self));
+        thread::Builder::new().name("mounter".into()).spawn(move || {
+            let _ = mounter.mounter.set(thread_number());
+            mounter.mount_as_ordered();
+        })?;
+        thread::Builder::new().name("remover".into()).spawn(move || {
+            let _ = remover.remover.set(thread_number());
+            remover.remove_as_ordered();
+        })?;
+        Ok(())
+    }
+
+    fn mount_as_ordered(self: &Arc<Self>) {
+        loop {
+            let mut state = self.state.lock();
+            let (task, number) = loop {
+                if state.is_ending {
+                    return;
+                }
+                match state.to_mount.tasks.pop_front().or_else(|| state.to_learn.tasks.pop_front()) {
+                    Some(task) => break task,
+                    None => self.changed.wait(&mut state),
+                }
+            };
+            drop(state);
+            let done = match task {
+                SubmountTask::Enter(subvolume) => self.mount(subvolume),
+                SubmountTask::Learn(subvolume) => self.learning(|| self.learn_one(subvolume)),
+                _ => self.learning(|| self.learn_all()),
+            };
+            if let Err(error) = done {
+                tracing::debug!("{task:?}: {error}");
+            }
+            self.state.lock().queue_of(task).done = number;
+            self.changed.notify_all();
+        }
+    }
+
+    fn remove_as_ordered(&self) {
+        let mut next_look = Instant::now() + IDLE;
+        loop {
+            let mut state = self.state.lock();
+            let task = loop {
+                if state.is_ending {
+                    return;
+                }
+                if let Some(task) = state.to_remove.tasks.pop_front() {
+                    break Some(task);
+                }
+                if state.placed.is_empty() {
+                    self.changed.wait(&mut state);
+                } else if self.changed.wait_until(&mut state, next_look).timed_out() {
+                    break None;
+                }
+            };
+            drop(state);
+            if let Some((task, number)) = task {
+                if let Err(error) = self.remove(task) {
+                    tracing::debug!("{task:?}: {error}");
+                }
+                self.state.lock().to_remove.done = number;
+                self.changed.notify_all();
+            }
+            if next_look <= Instant::now() {
+                self.leave_expired();
+                next_look = Instant::now() + IDLE;
+            }
+        }
+    }
+
+    fn remove(&self, task: SubmountTask) -> io::Result<()> {
+        let mounts = self.placed_mounts();
+        match task {
+            SubmountTask::Leave(subvolume) => {
+                let is_of = |(_, placed): &&(MountInfo, PlacedOn)| placed.subvolume == subvolume;
+                let dirs: Vec<_> = mounts.iter().filter(is_of).map(|(mount, _)| mount.dir.clone()).collect();
+                let is_below = |mount: &MountInfo| dirs.iter().any(|dir| mount.dir.starts_with(dir));
+                let below = || mounts.iter().filter(|(mount, _)| is_below(mount));
+                unless_busy(|| self.unmount(below(), Leaving::Idle, true))
+            }
+            SubmountTask::LeaveAll { lazy: true } => self.unmount(mounts.iter(), Leaving::Always, false),
+            _ => unless_busy(|| self.unmount(mounts.iter(), Leaving::Idle, false)),
+        }
+    }
+
+    /// Lets the kernel keep the stubs that `work` looks up (I9).
+    fn learning<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.is_learning.store(true, Ordering::Relaxed);
+        let done = work();
+        self.is_learning.store(false, Ordering::Relaxed);
+        done
+    }
+
+    /// Looks up all stubs of the first view.
+    fn learn_all(&self) -> io::Result<()> {
+        let view = self.host.views.first();
+        let device = view.device.get().copied();
+        let mount = mount_table::mounts().into_iter().find(|mount| mount.device_number() == device);
+        let root = place::open_root(&mount.ok_or(Errno::NOENT)?)?;
+        let fs = self.served.get().ok_or(Errno::NOTCONN)?;
+        learn_stubs(&fs, view.subvolume, &root);
+        Ok(())
+    }
+
+    /// Mounts a subvolume on its stub in all mounts that show the stub.
+    fn mount(self: &Arc<Self>, subvolume: RootId) -> io::Result<()> {
+        let fs = self.served.get().ok_or(Errno::NOTCONN)?;
+        let mut outcome = Err(Errno::NOENT.into());
+        for _ in 0..RENAME_TRIES {
+            let place = fs.name_of_subvolume(subvolume).map_err(io::Error::other)?;
+            let Some((above, path)) = place else { return Err(Errno::NOENT.into()) };
+            let view = self.host.views.of(above).ok_or(Errno::NOENT)?;
+            let device = *view.device.get().ok_or(Errno::NOTCONN)?;
+            let shown = (device, view.nodes.st_ino(InodeId::root_of(subvolume)));
+            for mount in mount_table::mounts().iter().filter(|mount| mount.device_number() == Some(device)) {
+                // Another mount may have been propagated to this one meanwhile.
+                match place::open_stub(mount, &path, shown) {
+                    Ok(stub) => {
+                        let tree = self.new_mount(&fs, subvolume)?;
+                        let (id, placed) = place::place(&tree, &stub, mount, subvolume)?;
+                        self.state.lock().placed.insert(id, placed);
+                        outcome = Ok(());
+                    }
+                    Err(error) if Errno::from_io_error(&error) == Some(Errno::XDEV) => outcome = Ok(()),
+                    Err(error) if outcome.is_err() => outcome = Err(error),
+                    Err(_) => {}
+                }
+            }
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        outcome
+    }
+
+    /// A new mount of a subvolume that is on no directory. Makes the view if there is none.
+    fn new_mount(self: &Arc<Self>, fs: &Arc<Fs>, subvolume: RootId) -> io::Result<OwnedFd> {
+        let known = || self.state.lock().views.get(&subvolume).map(|view| (view.requests.clone(), view.serial));
+        let until = Instant::now() + PATIENCE;
+        while let Some((requests, serial)) = known() {
+            let data = mount::kernel_options(&requests, &self.config);
+            match subtree::mount_detached("fuse", &data, &self.config) {
+                Ok(tree) => return Ok(tree),
+                // The kernel has ended the view, and its threads are about to.
+                Err(error) => {
+                    let mut state = self.state.lock();
+                    while state.views.get(&subvolume).is_some_and(|view| view.serial == serial) {
+                        if self.changed.wait_until(&mut state, until).timed_out() {
+                            return Err(error);
+                        }
+                    }
+                }
+            }
+        }
+        self.make_view(fs, subvolume)
+    }
+
+    fn make_view(self: &Arc<Self>, fs: &Arc<Fs>, subvolume: RootId) -> io::Result<OwnedFd> {
+        let Some(template) = self.template.lock().clone() else { return Err(Errno::NOTCONN.into()) };
+        if self.state.lock().views.len() >= VIEWS_MAX {
+            let _ = self.unmount(self.placed_mounts().iter(), Leaving::Idle, true);
+        }
+        if self.state.lock().views.len() >= USED_VIEWS_MAX {
+            return Err(Errno::MFILE.into());
+        }
+        let requests: OwnedFd = File::options().read(true).write(true).open("/dev/fuse")?.into();
+        let data = mount::kernel_options(&requests, &self.config);
+        let tree = subtree::mount_detached("fuse", &data, &self.config)?;
+        let device = mount_table::device_of_file(&tree)?;
+        let how = Config {
+            features: server::features(fs, &self.config),
+            limits: InitLimits { max_write: mount::max_write(), max_background: server::MAX_BACKGROUND },
+            transport: Transport::DevFuse,
+            nr_threads: NR_THREADS,
+            idle_poll: IdlePolling::Off,
+        };
+        let connection = Connection::open(requests, &how)?;
+        let serial = {
+            let mut state = self.state.lock();
+            state.last_serial += 1;
+            state.last_serial
+        };
+        let view = Arc::new(FuseView::new(subvolume, NodeIds::of_one_subvolume(subvolume), serial));
+        let _ = view.notifier.set(connection.notifier());
+        let _ = view.device.set(device);
+        // I6: this reference keeps the subvolume while the view exists.
+        fs.getattr_counted(InodeId::root_of(subvolume)).map_err(io::Error::other)?;
+        self.host.views.add(&view);
+        let live = LiveView { requests: connection.notifier(), serial };
+        self.state.lock().views.insert(subvolume, live);
+        let (own, served_fs, server) = (Arc::clone(self), Arc::clone(fs), template.with_view(view, &self.config));
+        drop(template);
+        let started = thread::Builder::new().name("fuse-view".into()).spawn(move || {
+            if let Err(error) = connection.serve(server) {
+                tracing::error!("the mount of subvolume {subvolume} ended: {error}");
+            }
+            own.view_ended(&served_fs, subvolume);
+        });
+        if let Err(error) = started {
+            self.view_ended(fs, subvolume);
+            return Err(error);
+        }
+        mount::set_read_ahead(device, false);
+        self.learning(|| learn_stubs(fs, subvolume, &tree));
+        Ok(tree)
+    }
+
+    /// Looks up a stub (I9).
+    fn learn_one(&self, subvolume: RootId) -> io::Result<()> {
+        let fs = self.served.get().ok_or(Errno::NOTCONN)?;
+        let Some((above, path)) = fs.name_of_subvolume(subvolume).map_err(io::Error::other)? else { return Ok(()) };
+        let device = self.host.views.of(above).and_then(|view| view.device.get().copied());
+        let mounts = mount_table::mounts();
+        let mut shown = mounts.iter().filter(|mount| mount.device_number() == device);
+        shown.try_for_each(|mount| place::look_up(&place::open_root(mount)?, mount, &path))
+    }
+
+    fn view_ended(&self, fs: &Fs, subvolume: RootId) {
+        // I6. Another view of the subvolume is made only when this one is removed.
+        fs.forget_all_of(subvolume);
+        self.host.views.remove(subvolume);
+        self.state.lock().views.remove(&subvolume);
+        self.changed.notify_all();
+    }
+
+    /// The mounts that the mounter made and that are still there, each after those that it lies in.
+    fn placed_mounts(&self) -> Vec<(MountInfo, PlacedOn)> {
+        let mounts = mount_table::mounts();
+        let mut state = self.state.lock();
+        let is_view = |mount: &MountInfo, placed: &PlacedOn| {
+            let view = self.host.views.of(placed.subvolume);
+            view.is_some_and(|view| view.device.get().copied() == mount.device_number())
+        };
+        let found: Vec<(MountInfo, PlacedOn)> = mounts
+            .into_iter()
+            .filter_map(|mount| state.placed.get(&mount.id).copied().map(|placed| (mount, placed)))
+            .filter(|(mount, placed)| is_view(mount, placed))
+            .collect();
+        state.placed.retain(|id, _| found.iter().any(|(mount, _)| mount.id == *id));
+        found
+    }
+
+    /// Unmounts these mounts, each before those that it lies in. With `may_return`, they are likely to be entered again.
+    /// Returns the last error.
+    fn unmount<'m>(
+        &self,
+        mounts: impl DoubleEndedIterator<Item = &'m (MountInfo, PlacedOn)>,
+        how: Leaving,
+        may_return: bool,
+    ) -> io::Result<()> {
+        let mut outcome = Ok(());
+        for (mount, placed) in mounts.rev() {
+            match place::leave(mount, placed, how) {
+                Ok(()) => {
+                    self.state.lock().placed.remove(&mount.id);
+                    // The kernel has dropped the name with the mount.
+                    if may_return {
+                        self.learn(placed.subvolume);
+                    }
+                }
+                Err(error) => outcome = Err(error),
+            }
+        }
+        outcome
+    }
+
+    /// Unmounts what nothing has used since the last call, and gives the others the flags of the first mount.
+    fn leave_expired(&self) {
+        let mounts = self.placed_mounts();
+        // Most of them are in use, or are marked as unused by this call.
+        let _ = self.unmount(mounts.iter(), Leaving::Expired, true);
+        let device = self.host.views.first().device.get().copied();
+        let first = mount_table::mounts().into_iter().find(|mount| mount.device_number() == device);
+        let Some(first) = first else { return };
+        let wanted = place::flags_of(&first);
+        for (mount, _) in self.placed_mounts().iter().filter(|(mount, _)| place::flags_of(mount) != wanted) {
+            if let Err(error) = place::inherit_flags(mount, &first) {
+                tracing::debug!("{}: {error}", mount.dir.display());
+            }
+        }
+    }
+}
+
+/// Looks up the stubs of a view by its root directory (I9). Stubs that are not found, because they are renamed meanwhile,
+/// are found when they are entered.
+fn learn_stubs(fs: &Fs, subvolume: RootId, root: &OwnedFd) {
+    let (mut from, mut has_stubs) = (RootId(0), false);
+    loop {
+        let children = fs.children_of(subvolume, from, STUBS_AT_ONCE).unwrap_or_default();
+        for (child, _) in &children {
+            if let Ok(Some((above, path))) = fs.name_of_subvolume(*child)
+                && above == subvolume
+            {
+                has_stubs |= place::look_up_at(root, &path).is_ok();
+            }
+        }
+        match children.last() {
+            Some((last, _)) if children.len() == STUBS_AT_ONCE => from = RootId(last.0.saturating_add(1)),
+            _ => break,
+        }
+    }
+    if has_stubs {
+        // From then on, the kernel asks for them.
+        thread::sleep(LEARNED_TTL * 2);
+    }
+}
+
+/// Repeats an unmount for a short time while something is busy: a process that has been forked and has not called exec yet
+/// keeps its parent's files open.
+fn unless_busy(unmount: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    for _ in 0..BUSY_TRIES {
+        match unmount() {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => thread::sleep(BUSY_PAUSE),
+            done => return done,
+        }
+    }
+    unmount()
+}
+
+fn thread_number() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
+}
+
+/// Makes room for the descriptors of the views: one each.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.map_or(DESCRIPTORS, |maximum| maximum.min(DESCRIPTORS));
+    if limit.current.is_some_and(|current| current < wanted) {
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum });
+    }
+}
+
+/// With this number of views, idle submounts are unmounted before another one is made. Each view has threads of its own.
+const VIEWS_MAX: usize = 256;
+/// The number of views that can be in use at once.
+const USED_VIEWS_MAX: usize = 2048;
+/// Open files that the server is allowed, if the system permits that.
+const DESCRIPTORS: u64 = 8192;
+/// How many stubs are searched for at a time.
+const STUBS_AT_ONCE: usize = 256;
+/// A submount that nothing has used for this time, or twice as long at most, is unmounted.
+const IDLE: Duration = Duration::from_secs(5);
+/// How often a busy submount is tried to be unmounted.
+const BUSY_TRIES: u32 = 5;
+const BUSY_PAUSE: Duration = Duration::from_millis(10);
+/// How often a stub is searched for that is renamed at the same time.
+const RENAME_TRIES: usize = 4;
+/// Threads that take the requests of a view.
+const NR_THREADS: usize = 2;
+
+/// The reason why submounts are impossible with these options.
+pub(crate) fn impossible(config: &MountConfig, is_seed: bool) -> Option<&'static str> {
+    match () {
+        () if !config.submounts => None,
+        () if !mount::is_root() => Some("only root can mount with submounts; mount as root, or omit submounts"),
+        () if config.sandbox => Some("a confined server cannot mount; omit submounts or --sandbox"),
+        () if config.idmap => Some("submounts of an idmapped mount would not be mapped; omit submounts or idmap"),
+        () if is_seed => Some("the filesystem is a seed; omit submounts"),
+        () => None,
+    }
+}

@@ -1,0 +1,160 @@
+//! The places of submounts: opening stubs, mounting on them, and unmounting.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags, fstat, openat, openat2};
+use rustix::io::Errno;
+use rustix::mount::{MountAttrFlags, MoveMountFlags, UnmountFlags, move_mount};
+use ubtrfs_device::change_mount_flags;
+use ubtrfs_format::RootId;
+
+use crate::mount_table::MountInfo;
+use crate::other_user::{self, MountPoint};
+use crate::subtree::OWN_FLAGS;
+
+/// A mount that the mounter made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PlacedOn {
+    pub(super) subvolume: RootId,
+    /// The device and the inode number of the directory that holds the stub.
+    above: (u64, u64),
+}
+
+/// The open stub of a subvolume.
+#[derive(Debug)]
+pub(super) struct OpenStub {
+    dir: OwnedFd,
+    above: (u64, u64),
+}
+
+/// Opens the stub at `path` from the root of the view that is mounted at `mount` (I5). `shown` are the device and the inode
+/// number of the stub.
+///
+/// # Errors
+/// `EXDEV` if something is mounted on the stub, or on the way to it; `ENOENT` if the mount does not show the stub.
+pub(super) fn open_stub(mount: &MountInfo, path: &[u8], shown: (u64, u64)) -> io::Result<OpenStub> {
+    let dir = open_below(&open_root(mount)?, shown_path(mount, path)?)?;
+    if identity(&dir)? != shown {
+        return Err(not_shown());
+    }
+    let above = identity(&openat(&dir, c"..", PATH_FLAGS, Mode::empty())?)?;
+    Ok(OpenStub { dir, above })
+}
+
+/// Opens the root directory of a mount.
+///
+/// # Errors
+/// Another mount is there, or on it, by now.
+pub(super) fn open_root(mount: &MountInfo) -> io::Result<OwnedFd> {
+    let root = rustix::fs::open(MountPoint::open(mount)?.path(), PATH_FLAGS, Mode::empty())?;
+    if other_user::mount_id_of(&root)? == mount.id { Ok(root) } else { Err(not_shown()) }
+}
+
+/// Makes the kernel look up a path from the root of the view that is mounted at `mount`.
+pub(super) fn look_up(root: &OwnedFd, mount: &MountInfo, path: &[u8]) -> io::Result<()> {
+    open_below(root, shown_path(mount, path)?).map(drop)
+}
+
+/// Makes the kernel look up a path from the root directory of a view.
+pub(super) fn look_up_at(root: &OwnedFd, path: &[u8]) -> io::Result<()> {
+    open_below(root, Path::new(OsStr::from_bytes(path))).map(drop)
+}
+
+/// The part of a path from the root of a view that lies below the directory which a mount shows.
+fn shown_path<'p>(mount: &MountInfo, path: &'p [u8]) -> io::Result<&'p Path> {
+    let shows = mount.root.strip_prefix("/").map_err(|_| not_shown())?;
+    Path::new(OsStr::from_bytes(path)).strip_prefix(shows).map_err(|_| not_shown())
+}
+
+fn open_below(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    Ok(openat2(root, path, PATH_FLAGS, Mode::empty(), resolve)?)
+}
+
+fn not_shown() -> io::Error {
+    Errno::NOENT.into()
+}
+
+/// Mounts `tree`, a mount of a subvolume that is on no directory, on its stub in `mount`, with the flags of `mount`. Returns
+/// the number of the new mount.
+pub(super) fn place(
+    tree: &OwnedFd,
+    stub: &OpenStub,
+    mount: &MountInfo,
+    subvolume: RootId,
+) -> io::Result<(u64, PlacedOn)> {
+    copy_flags(tree, mount)?;
+    let how = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(tree, "", &stub.dir, "", how)?;
+    Ok((other_user::mount_id_of(tree)?, PlacedOn { subvolume, above: stub.above }))
+}
+
+/// Gives a mount the flags of another one.
+fn copy_flags(tree: impl AsFd, from: &MountInfo) -> io::Result<()> {
+    let set = flags_of(from);
+    change_mount_flags(tree, set, (OWN_FLAGS - set) | MountAttrFlags::MOUNT_ATTR__ATIME)
+}
+
+/// Gives a mount that the table of mounts shows the flags of another one.
+pub(super) fn inherit_flags(mount: &MountInfo, from: &MountInfo) -> io::Result<()> {
+    copy_flags(&open_root(mount)?, from)
+}
+
+/// The flags that a mount has for itself.
+pub(super) fn flags_of(mount: &MountInfo) -> MountAttrFlags {
+    let mut flags = MountAttrFlags::empty();
+    for (name, flag) in [
+        ("ro", MountAttrFlags::MOUNT_ATTR_RDONLY),
+        ("nodev", MountAttrFlags::MOUNT_ATTR_NODEV),
+        ("nosuid", MountAttrFlags::MOUNT_ATTR_NOSUID),
+        ("noexec", MountAttrFlags::MOUNT_ATTR_NOEXEC),
+        ("nosymfollow", MountAttrFlags::MOUNT_ATTR_NOSYMFOLLOW),
+        ("nodiratime", MountAttrFlags::MOUNT_ATTR_NODIRATIME),
+        ("noatime", MountAttrFlags::MOUNT_ATTR_NOATIME),
+    ] {
+        flags.set(flag, mount.options.iter().any(|option| option == name));
+    }
+    flags
+}
+
+/// How a submount is unmounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaving {
+    /// If nothing has used it since the last call.
+    Expired,
+    /// If it is not in use.
+    Idle,
+    /// In any case. Programs that use it keep it until they end.
+    Always,
+}
+
+/// Unmounts a submount. A touch of the mount counts as use, so only the directory above it is opened. While the mount is
+/// there, the stub cannot be renamed (I5).
+pub(super) fn leave(mount: &MountInfo, placed: &PlacedOn, how: Leaving) -> io::Result<()> {
+    let (Some(above), Some(name)) = (mount.dir.parent(), mount.dir.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let above = rustix::fs::open(above, PATH_FLAGS, Mode::empty())?;
+    if identity(&above)? != placed.above {
+        return Err(Errno::NOENT.into());
+    }
+    let flags = match how {
+        Leaving::Expired => UnmountFlags::EXPIRE,
+        Leaving::Idle => UnmountFlags::empty(),
+        Leaving::Always => UnmountFlags::DETACH,
+    };
+    let path: PathBuf = Path::new("/proc/self/fd").join(above.as_raw_fd().to_string()).join(name);
+    Ok(rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW)?)
+}
+
+/// The device and the inode number of an open file.
+fn identity(file: &OwnedFd) -> io::Result<(u64, u64)> {
+    let stat = fstat(file)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
