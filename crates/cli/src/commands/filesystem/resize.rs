@@ -310,7 +310,7 @@ fn truncate(image: &Path, devid: u64, now: u64) -> anyhow::Result<()> {
     if (device.devid.0, device.total_bytes) != (devid, now) {
         bail!("{}: it is not device {devid} with {now} bytes any more; nothing was truncated", cannot());
     }
-    if !file.is_block_device() && file.len_bytes() > now {
+    if file.file().is_some_and(|file| !file.is_block_device()) && file.len_bytes() > now {
         file.resize(now).with_context(cannot)?;
     }
     Ok(())
