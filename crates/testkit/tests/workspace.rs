@@ -95,7 +95,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("ubtrfs-bench", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-fs", "ubtrfs-control", "ubtrfs-fuse"]),
     (
         "ubtrfs-testkit",
-        &["ubtrfs-format", "ubtrfs-stream", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-check", "ubtrfs-fs"],
+        &["ubtrfs-format", "ubtrfs-stream", "ubtrfs-nbd", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-check", "ubtrfs-fs"],
     ),
 ];
 
