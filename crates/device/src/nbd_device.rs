@@ -56,7 +56,11 @@ impl NbdDevice {
         match access {
             Access::ReadWrite if flags.is_read_only() => Err(OpenError::ReadOnlyExport { path: url.to_owned() }),
             Access::ReadWrite if !flags.can_flush() => Err(OpenError::NoFlush { path: url.to_owned() }),
-            _ => Ok(Self { client, name: url.to_owned(), access, _claim: claim }),
+            // An array has another copy, and a filesystem without one is read-only at once.
+            Access::ReadWrite => {
+                Ok(Self { client: client.without_waiting(), name: url.to_owned(), access, _claim: claim })
+            }
+            Access::ReadOnly => Ok(Self { client, name: url.to_owned(), access, _claim: claim }),
         }
     }
 

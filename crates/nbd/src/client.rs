@@ -2,10 +2,11 @@
 //!
 //! - N1. After a connection was lost, or a flush failed, writes and flushes fail for good (I2 of the crate): the server may
 //!   have lost what it had answered, and a new connection does not know that.
-//! - N2. Reads get a new connection. While the server is away, the first read waits for it, and later reads fail at once.
+//! - N2. Reads get a new connection, unless writes were not flushed when the old one was lost: the new one might return what
+//!   was there before these writes. While the server is away, the first read waits for it, and later reads fail at once.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -51,6 +52,10 @@ pub struct Client {
     turn: AtomicUsize,
     /// Why no write and no flush succeeds any more (N1).
     failure: OnceLock<String>,
+    /// Counts each change twice: when it begins, and when it ends.
+    changes: AtomicU64,
+    /// The count of changes at the start of the last flush that succeeded. A change that ended before that is durable.
+    flushed: AtomicU64,
     revival: Mutex<Revival>,
 }
 
@@ -101,8 +106,17 @@ impl Client {
             connections,
             turn: AtomicUsize::new(0),
             failure: OnceLock::new(),
+            changes: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
             revival: Mutex::default(),
         })
+    }
+
+    /// Makes reads fail at once while the server is away (N2), because the caller has another copy, or writes too.
+    #[must_use]
+    pub fn without_waiting(mut self) -> Self {
+        self.settings.revive = Duration::ZERO;
+        self
     }
 
     /// What the server told of the export.
@@ -184,10 +198,17 @@ impl Client {
     /// # Errors
     /// The server's error; a connection was lost, or an earlier flush failed (N1).
     pub fn flush(&self) -> io::Result<()> {
-        let flushed = self.change(CommandCode::Flush, &[Piece { offset: 0, start: 0, len: 0 }], Transfer::Nothing);
-        flushed.inspect_err(|error| {
-            let _ = self.failure.set(format!("an earlier flush failed: {error}"));
-        })
+        let changes = self.changes.load(Ordering::Acquire);
+        match self.change(CommandCode::Flush, &[Piece { offset: 0, start: 0, len: 0 }], Transfer::Nothing) {
+            Ok(()) => {
+                self.flushed.fetch_max(changes, Ordering::AcqRel);
+                Ok(())
+            }
+            Err(error) => {
+                let _ = self.failure.set(format!("an earlier flush failed: {error}"));
+                Err(error)
+            }
+        }
     }
 
     /// Discards a range, whose content is undefined afterwards. Does nothing if the server takes no discards.
@@ -216,7 +237,15 @@ impl Client {
             return Err(io::Error::new(io::ErrorKind::BrokenPipe, why.clone()));
         }
         let connection = Arc::clone(&self.slot()?.lock());
-        match connection.run(command, pieces, transfer) {
+        let counts = command != CommandCode::Flush;
+        if counts {
+            self.changes.fetch_add(1, Ordering::AcqRel);
+        }
+        let done = connection.run(command, pieces, transfer);
+        if counts {
+            self.changes.fetch_add(1, Ordering::AcqRel);
+        }
+        match done {
             Ok(()) => {}
             Err(RequestError::Server(error)) if error != wire::ESHUTDOWN => return Err(system_error(error)),
             Err(lost) => return Err(io::Error::new(io::ErrorKind::BrokenPipe, self.fail(&lost))),
@@ -252,6 +281,10 @@ impl Client {
         let current = Arc::clone(&slot.lock());
         if !Arc::ptr_eq(&current, lost) && !current.is_lost() {
             return Ok(current);
+        }
+        if self.changes.load(Ordering::Acquire) != self.flushed.load(Ordering::Acquire) {
+            let text = format!("{why}; it had writes that were not flushed, which the server may have lost");
+            return Err(io::Error::new(io::ErrorKind::NotConnected, text));
         }
         let away = |text: &dyn std::fmt::Display| io::Error::new(io::ErrorKind::NotConnected, format!("{why}; {text}"));
         let now = Instant::now();

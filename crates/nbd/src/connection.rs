@@ -278,7 +278,9 @@ impl Connection {
                 Ok((_, AfterReply::Done)) => {
                     let mut state = self.state.lock();
                     state.reader = Some(reader);
-                    if let Some(other) = state.operations.values().find(|operation| operation.is_waiting) {
+                    if let Some(other) =
+                        state.operations.values().find(|other| other.is_waiting && other.nr_pending > 0)
+                    {
                         other.wake.notify_one();
                     }
                     return;

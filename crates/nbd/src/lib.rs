@@ -14,7 +14,8 @@
 //! - I1. No bytes of a server cause a panic, an endless wait, or an allocation of more than 64 KiB for each reply. Replies
 //!   that arrive while the thread that asked for them is still sending take at most the memory that this thread asked for.
 //! - I2. A write succeeds only after the server's reply. A flush succeeds only if all writes that succeeded before are
-//!   durable, as far as the server tells the truth. After a connection was lost, no write and no flush succeeds any more.
+//!   durable, as far as the server tells the truth. After a connection was lost, no write and no flush succeeds any more. If
+//!   writes were not flushed then, no read succeeds either on a new connection.
 //! - I3. A read succeeds only if the server sent each of its bytes once.
 //! - I4. The data of reads and writes is never copied in this process, except for replies that arrive while the thread that
 //!   asked for them is still sending, and what arrives together with a header.

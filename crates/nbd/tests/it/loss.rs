@@ -11,6 +11,7 @@ fn a_flush_after_a_lost_connection_never_succeeds() {
         let server = MemoryServer::start(Greeting { flags, ..Greeting::default() });
         let client = server.client().unwrap();
         client.write(4096, &[IoSlice::new(&[7; 4096])]).unwrap();
+        client.flush().unwrap();
         let nr_before = server.log.lock().unwrap().len();
         server.cut();
         let lost = client.flush().unwrap_err();
@@ -36,9 +37,26 @@ fn a_read_that_finds_the_loss_ends_writes_too() {
     let server = MemoryServer::start(Greeting::default());
     let client = server.client().unwrap();
     client.write(0, &[IoSlice::new(&[7; 4096])]).unwrap();
+    client.flush().unwrap();
     server.cut();
     client.read(0, &mut [IoSliceMut::new(&mut [0; 4096])]).unwrap();
     assert!(client.flush().is_err());
+}
+
+#[test]
+fn no_read_succeeds_after_the_loss_of_writes_that_were_not_flushed() {
+    let server = MemoryServer::start(Greeting::default());
+    let client = server.client().unwrap();
+    client.write(0, &[IoSlice::new(&[7; 4096])]).unwrap();
+    client.flush().unwrap();
+    client.write(0, &[IoSlice::new(&[8; 4096])]).unwrap();
+    server.cut();
+    // The server's machine lost the write.
+    server.content.lock().unwrap()[..4096].fill(7);
+    for _ in 0..3 {
+        let lost = client.read(0, &mut [IoSliceMut::new(&mut [0; 4096])]).unwrap_err();
+        assert!(lost.to_string().contains("not flushed"), "{lost}");
+    }
 }
 
 #[test]
