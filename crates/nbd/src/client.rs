@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::buffers::copy_to;
-use crate::connection::{Connection, NR_PIECES_MAX, Piece, RequestError, Transfer};
+use crate::connection::{NR_PIECES_MAX, Piece, RequestError, SharedConnection, Transfer};
 use crate::dial::{Dialed, dial};
 use crate::error::NbdError;
-use crate::handshake::{Export, negotiate};
+use crate::handshake::{ExportInfo, negotiate};
 use crate::url::NbdUrl;
 use crate::wire::{self, CommandCode};
 
@@ -46,8 +46,8 @@ pub struct Client {
     url: NbdUrl,
     identity: String,
     settings: Settings,
-    export: Export,
-    connections: Vec<Mutex<Arc<Connection>>>,
+    export: ExportInfo,
+    connections: Vec<Mutex<Arc<SharedConnection>>>,
     /// Chooses the connection of the next operation.
     turn: AtomicUsize,
     /// Why no write and no flush succeeds any more (N1).
@@ -120,7 +120,7 @@ impl Client {
     }
 
     /// What the server told of the export.
-    pub fn export(&self) -> &Export {
+    pub fn export(&self) -> &ExportInfo {
         &self.export
     }
 
@@ -269,14 +269,19 @@ impl Client {
     }
 
     /// The connection of the next operation.
-    fn slot(&self) -> io::Result<&Mutex<Arc<Connection>>> {
+    fn slot(&self) -> io::Result<&Mutex<Arc<SharedConnection>>> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let index = turn.checked_rem(self.connections.len()).unwrap_or(0);
         self.connections.get(index).ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))
     }
 
     /// Replaces a lost connection, for reads only (N2).
-    fn revive(&self, slot: &Mutex<Arc<Connection>>, lost: &Arc<Connection>, why: &str) -> io::Result<Arc<Connection>> {
+    fn revive(
+        &self,
+        slot: &Mutex<Arc<SharedConnection>>,
+        lost: &Arc<SharedConnection>,
+        why: &str,
+    ) -> io::Result<Arc<SharedConnection>> {
         let mut revival = self.revival.lock();
         let current = Arc::clone(&slot.lock());
         if !Arc::ptr_eq(&current, lost) && !current.is_lost() {
@@ -349,11 +354,11 @@ impl Client {
 }
 
 /// Makes the handshake and the connection.
-fn connect(dialed: Dialed, patience: Duration, reply: Duration) -> Result<(Connection, Export), NbdError> {
+fn connect(dialed: Dialed, patience: Duration, reply: Duration) -> Result<(SharedConnection, ExportInfo), NbdError> {
     let server = dialed.url.to_string();
     let negotiated = negotiate(dialed, patience)?;
     let export = negotiated.export;
-    let connection = Connection::new(negotiated, reply).map_err(|source| NbdError::Io { server, source })?;
+    let connection = SharedConnection::new(negotiated, reply).map_err(|source| NbdError::Io { server, source })?;
     Ok((connection, export))
 }
 

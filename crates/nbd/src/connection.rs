@@ -1,4 +1,4 @@
-//! [`Connection`]: requests of many threads in flight on one socket.
+//! [`SharedConnection`]: requests of many threads in flight on one socket.
 //!
 //! A thread sends the requests of its operation with one system call where possible, then waits for their replies. One of
 //! the waiting threads has the [`ReplyReader`] and reads the replies of all.
@@ -28,8 +28,8 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::buffers::{copy_to, part_mut, push_part};
 use crate::dial::{NR_BUFS_MAX, Socket};
 use crate::handshake::Negotiated;
-use crate::received::Received;
-use crate::wire::{self, CommandCode, Fields, ReplyHeader, chunk};
+use crate::received::ReceivedRanges;
+use crate::wire::{self, BigEndianFields, CommandCode, ReplyHeader, chunk};
 
 /// Requests that an operation may have.
 pub(crate) const NR_PIECES_MAX: usize = 64;
@@ -63,7 +63,7 @@ pub(crate) enum RequestError {
 
 /// A socket on which requests are in flight.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct SharedConnection {
     socket: Socket,
     has_structured: bool,
     /// How long an operation may last.
@@ -78,7 +78,7 @@ struct InFlight {
     next_cookie: u64,
     next_operation: u64,
     requests: HashMap<u64, Request>,
-    operations: HashMap<u64, Operation>,
+    operations: HashMap<u64, PendingOperation>,
     /// `None` while a thread reads.
     reader: Option<ReplyReader>,
     lost: Option<Arc<str>>,
@@ -89,13 +89,15 @@ struct InFlight {
 struct Request {
     operation: u64,
     is_read: bool,
+    /// Whether the server may take long: a flush, or a discard.
+    is_slow: bool,
     piece: Piece,
-    received: Received,
+    received: ReceivedRanges,
     error: Option<u32>,
 }
 
 #[derive(Debug)]
-struct Operation {
+struct PendingOperation {
     /// Requests without their last reply.
     nr_pending: usize,
     /// The first error of the server.
@@ -125,7 +127,7 @@ enum AfterReply {
     HandTo(u64),
 }
 
-impl Connection {
+impl SharedConnection {
     /// Makes a connection. `reply` limits the wait for the next bytes of the server.
     pub(crate) fn new(negotiated: Negotiated, reply: Duration) -> io::Result<Self> {
         negotiated.socket.set_patience(reply)?;
@@ -180,11 +182,13 @@ impl Connection {
             let cookie = state.next_cookie;
             state.next_cookie = cookie.wrapping_add(1);
             let is_read = command == CommandCode::Read;
-            let request = Request { operation, is_read, piece: *piece, received: Received::default(), error: None };
+            let is_slow = matches!(command, CommandCode::Flush | CommandCode::Trim);
+            let (piece, received) = (*piece, ReceivedRanges::default());
+            let request = Request { operation, is_read, is_slow, piece, received, error: None };
             state.requests.insert(cookie, request);
         }
         let wake = Arc::new(Condvar::new());
-        let waiting = Operation {
+        let waiting = PendingOperation {
             nr_pending: pieces.len(),
             error: None,
             is_waiting: false,
@@ -272,7 +276,11 @@ impl Connection {
         reader.until = until;
         loop {
             let read = header.take().map_or_else(|| reader.header(&self.socket), Ok);
-            let done = read.and_then(|header| Ok((header, self.reply(&mut reader, header, own, transfer)?)));
+            let done = read.and_then(|header| match self.reply(&mut reader, header, own, transfer) {
+                Ok(done) => Ok((header, done)),
+                Err(why) if why == SILENT => Err(SILENT_IN_REPLY.to_owned()),
+                Err(why) => Err(why),
+            });
             match done {
                 Ok((_, AfterReply::GoOn)) => {}
                 Ok((_, AfterReply::Done)) => {
@@ -292,9 +300,18 @@ impl Connection {
                     }
                     return;
                 }
+                // Nothing of a reply was taken, so it can be awaited again.
+                Err(why)
+                    if why == SILENT
+                        && self.has_slow_request()
+                        && until.is_some_and(|until| Instant::now() < until) => {}
                 Err(why) => return self.lose(&why),
             }
         }
+    }
+
+    fn has_slow_request(&self) -> bool {
+        self.state.lock().requests.values().any(|request| request.is_slow)
     }
 
     /// Handles a reply after its header. The error is the reason why the connection is lost.
@@ -333,7 +350,10 @@ impl Connection {
                     return Err("the server sends an error of a wrong length".to_owned());
                 }
                 let payload = reader.bytes(&self.socket, as_len(len))?;
-                let error = Fields(&payload).u32().filter(|error| *error != 0).ok_or("the server sends the error 0")?;
+                let error = BigEndianFields(&payload)
+                    .u32()
+                    .filter(|error| *error != 0)
+                    .ok_or("the server sends the error 0")?;
                 match is_last {
                     true => self.finish(cookie, Some(error), own),
                     false => self.look_up(cookie, |request| {
@@ -388,7 +408,7 @@ impl Connection {
             return Ok(AfterReply::HandTo(other));
         }
         let payload = reader.bytes(&self.socket, 12)?;
-        let mut fields = Fields(&payload);
+        let mut fields = BigEndianFields(&payload);
         let (Some(offset), Some(len)) = (fields.u64(), fields.u32()) else {
             return Err("a hole is too short".to_owned());
         };
@@ -473,7 +493,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for SharedConnection {
     fn drop(&mut self) {
         if self.state.get_mut().lost.is_none() {
             // The server then knows that the client is done. Errors are ignored, because nothing depends on it.
@@ -493,7 +513,7 @@ struct ArrivingData {
 }
 
 /// The result of an operation after its last reply. Copies what arrived early into the buffers.
-fn finished(operation: Operation, transfer: &mut Transfer<'_, '_>) -> Result<(), RequestError> {
+fn finished(operation: PendingOperation, transfer: &mut Transfer<'_, '_>) -> Result<(), RequestError> {
     if let Some(error) = operation.error {
         return Err(RequestError::Server(error));
     }
@@ -515,11 +535,14 @@ fn put(bufs: &mut [IoSliceMut<'_>], start: usize, data: &EarlyData) {
     }
 }
 
+const SILENT: &str = "the server does not answer in time";
+const SILENT_IN_REPLY: &str = "the server does not complete a reply in time";
 const NO_REQUEST: &str = "the server answers a request that was not sent";
 const NO_READ: &str = "the server sends data for a request that is no read";
 /// Bytes of an error's payload at most.
 const ERROR_LEN_MAX: u32 = 1 << 16;
-/// An operation may take this many times as long as the server may send nothing.
+/// An operation may take this many times as long as the server may send nothing, and a server with a flush may send nothing
+/// for that time.
 const SLOW: u32 = 10;
 
 fn as_len(len: u32) -> usize {
@@ -621,7 +644,7 @@ fn receive(socket: &Socket, until: Option<Instant>, bufs: &mut [IoSliceMut<'_>])
         Ok(0) => Err("the server closed the connection".to_owned()),
         Ok(_) if until.is_some_and(|until| Instant::now() > until) => Err("the server is too slow".to_owned()),
         Ok(read) => Ok(read),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err("the server does not answer in time".to_owned()),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(SILENT.to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }

@@ -14,11 +14,11 @@ use ubtrfs_format::print::escaped;
 
 use crate::dial::{Dialed, Socket};
 use crate::error::NbdError;
-use crate::wire::{self, Fields, info, option, option_reply};
+use crate::wire::{self, BigEndianFields, info, option, option_reply};
 
 /// Properties of an export, as its server tells them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Export {
+pub struct ExportInfo {
     /// Size in bytes.
     pub size_bytes: u64,
     /// What the server can do.
@@ -61,7 +61,7 @@ impl ExportFlags {
 #[derive(Debug)]
 pub(crate) struct Negotiated {
     pub(crate) socket: Socket,
-    pub(crate) export: Export,
+    pub(crate) export: ExportInfo,
     /// Whether the server answers reads with structured replies.
     pub(crate) has_structured: bool,
 }
@@ -107,7 +107,7 @@ const MIN_BLOCK_MAX: u32 = 4096;
 impl Talk {
     fn greet(&mut self) -> Result<(), NbdError> {
         let magics: [u8; 16] = self.read()?;
-        let mut fields = Fields(&magics);
+        let mut fields = BigEndianFields(&magics);
         let [server, style] = [fields.u64(), fields.u64()];
         match style {
             _ if server != Some(wire::SERVER_MAGIC) => return Err(NbdError::NotNbd { server: self.server.clone() }),
@@ -134,14 +134,14 @@ impl Talk {
     }
 
     /// Opens the export.
-    fn go(&mut self, name: &[u8]) -> Result<Export, NbdError> {
+    fn go(&mut self, name: &[u8]) -> Result<ExportInfo, NbdError> {
         let len = u32::try_from(name.len()).unwrap_or(u32::MAX);
         let data = [&len.to_be_bytes()[..], name, &1u16.to_be_bytes(), &info::BLOCK_SIZE.to_be_bytes()].concat();
         self.send_option(option::GO, &data)?;
         let (mut found, mut blocks) = (None, None);
         for _ in 0..NR_REPLIES_MAX {
             let OptionReply { kind, data } = self.reply(option::GO)?;
-            let mut fields = Fields(&data);
+            let mut fields = BigEndianFields(&data);
             match kind {
                 option_reply::ACK => {
                     let (size_bytes, flags) =
@@ -166,7 +166,7 @@ impl Talk {
         size_bytes: u64,
         flags: ExportFlags,
         blocks: Option<((u32, u32), u32)>,
-    ) -> Result<Export, NbdError> {
+    ) -> Result<ExportInfo, NbdError> {
         let ((min_block, preferred_block), max_block) = blocks.unwrap_or(((1, 4096), MAX_BLOCK));
         let is_sane = min_block.is_power_of_two() && preferred_block.is_power_of_two() && max_block >= min_block;
         if !is_sane {
@@ -180,7 +180,7 @@ impl Talk {
         }
         // A whole number of blocks of 4096 bytes.
         let max_block = max_block.min(MAX_BLOCK) & !MIN_BLOCK_MAX.saturating_sub(1);
-        Ok(Export { size_bytes, flags, min_block, preferred_block, max_block })
+        Ok(ExportInfo { size_bytes, flags, min_block, preferred_block, max_block })
     }
 
     /// The error for an export that the server does not open.
@@ -210,7 +210,7 @@ impl Talk {
         if self.send_option(option::LIST, &[]).is_ok() {
             while names.len() <= NR_LISTED_MAX {
                 let Ok(OptionReply { kind: option_reply::SERVER, data }) = self.reply(option::LIST) else { break };
-                let mut fields = Fields(&data);
+                let mut fields = BigEndianFields(&data);
                 let name = fields.u32().and_then(|len| fields.bytes(usize::try_from(len).ok()?));
                 names.extend(name.map(|name| format!("'{}'", escaped(name.get(..TEXT_MAX).unwrap_or(name)))));
             }
@@ -232,7 +232,7 @@ impl Talk {
     /// Reads a reply to an option.
     fn reply(&mut self, option: u32) -> Result<OptionReply, NbdError> {
         let head: [u8; 20] = self.read()?;
-        let mut fields = Fields(&head);
+        let mut fields = BigEndianFields(&head);
         let is_reply = fields.u64() == Some(wire::OPTION_REPLY_MAGIC) && fields.u32() == Some(option);
         let (Some(kind), Some(len), true) = (fields.u32(), fields.u32(), is_reply) else {
             return Err(self.broken("it answers another option than the one that was sent"));

@@ -45,5 +45,5 @@ mod wire;
 pub use client::{Client, Settings};
 pub use dial::{Dialed, dial};
 pub use error::NbdError;
-pub use handshake::{Export, ExportFlags};
+pub use handshake::{ExportFlags, ExportInfo};
 pub use url::{NbdUrl, UrlError};

@@ -1,15 +1,15 @@
-//! [`Received`]: which bytes of a read have arrived (I3 of the crate).
+//! [`ReceivedRanges`]: which bytes of a read have arrived (I3 of the crate).
 
 /// Ranges that do not touch, in ascending order.
 #[derive(Debug, Default)]
-pub(crate) struct Received {
+pub(crate) struct ReceivedRanges {
     ranges: Vec<(u32, u32)>,
 }
 
 /// Most ranges that do not touch. Servers send a read in order, or as a few pieces.
 const RANGES_MAX: usize = 1024;
 
-impl Received {
+impl ReceivedRanges {
     /// Adds a range, from its start to its end. False if the range is empty, has bytes that have arrived already, or
     /// makes too many ranges.
     #[must_use]
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn each_byte_counts_once() {
-        let mut received = Received::default();
+        let mut received = ReceivedRanges::default();
         assert!(received.add(4, 8) && received.add(0, 2) && received.add(10, 12));
         for (start, end) in [(0, 1), (1, 3), (3, 5), (7, 9), (0, 12), (9, 11), (2, 2), (5, 3)] {
             assert!(!received.add(start, end), "{start} {end}");
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn too_many_pieces_are_refused() {
-        let mut received = Received::default();
+        let mut received = ReceivedRanges::default();
         assert!((0..1024).all(|n| received.add(2 * n, 2 * n + 1)));
         assert!(!received.add(5000, 5001));
     }

@@ -123,9 +123,9 @@ pub(crate) enum ReplyHeader {
 }
 
 /// Takes numbers from the start of bytes.
-pub(crate) struct Fields<'b>(pub(crate) &'b [u8]);
+pub(crate) struct BigEndianFields<'b>(pub(crate) &'b [u8]);
 
-impl<'b> Fields<'b> {
+impl<'b> BigEndianFields<'b> {
     /// The next `N` bytes.
     fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (head, tail) = self.0.split_first_chunk()?;
@@ -161,7 +161,7 @@ pub(crate) const HEADER_LEN_MAX: usize = 20;
 /// # Errors
 /// The magic number, if the bytes are no header.
 pub(crate) fn reply_header(bytes: &[u8]) -> Result<Option<(ReplyHeader, usize)>, u32> {
-    let mut fields = Fields(bytes);
+    let mut fields = BigEndianFields(bytes);
     let header = match fields.u32() {
         None => None,
         Some(SIMPLE_MAGIC) => simple(&mut fields),
@@ -171,11 +171,11 @@ pub(crate) fn reply_header(bytes: &[u8]) -> Result<Option<(ReplyHeader, usize)>,
     Ok(header.map(|header| (header, bytes.len().saturating_sub(fields.0.len()))))
 }
 
-fn simple(fields: &mut Fields<'_>) -> Option<ReplyHeader> {
+fn simple(fields: &mut BigEndianFields<'_>) -> Option<ReplyHeader> {
     Some(ReplyHeader::Simple { error: fields.u32()?, cookie: fields.u64()? })
 }
 
-fn structured(fields: &mut Fields<'_>) -> Option<ReplyHeader> {
+fn structured(fields: &mut BigEndianFields<'_>) -> Option<ReplyHeader> {
     let (flags, kind) = (fields.u16()?, fields.u16()?);
     Some(ReplyHeader::Chunk { is_last: flags & chunk::DONE != 0, kind, cookie: fields.u64()?, len: fields.u32()? })
 }

@@ -752,7 +752,7 @@ mod tests {
         let (image, source) = (image.to_str().unwrap(), source.to_str().unwrap());
         assert!(mkfs(&["-q", "--rootdir", image, image]).is_err());
         mkfs(&["-q", "--rootdir", source, image]).unwrap();
-        let device = FileDevice::open(Path::new(image), Access::ReadWrite).unwrap();
+        let device = NamedDevice::open(Path::new(image), Access::ReadWrite).unwrap();
         let fs = Fs::open(vec![Arc::new(device)], MountOptions::default()).unwrap();
         let file = fs.lookup_path(b"/a/b/link", false).unwrap();
         assert_eq!((file.nlink, file.size), (2, 300_000));

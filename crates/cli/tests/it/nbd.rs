@@ -151,8 +151,9 @@ fn commands_take_the_url_of_an_export_for_an_image() {
     done(&ubtrfs(["filesystem", "resize", "300M", &url]));
     done(&ubtrfs(["filesystem", "resize", "max", &url]));
     let further = bed.image("further");
+    let far = "nbd://127.0.0.1:1/x";
+    refused(&without_note(ubtrfs(["device", "add", far, &url])), &["must be a file or block device"]);
     done(&ubtrfs(["device", "add", "-f", &text(&further), &url]));
-    refused(&without_note(ubtrfs(["device", "add", "nbd://127.0.0.1:1/x", &url])), &["must be a file or block device"]);
     assert!(done(&ubtrfs(["check", &url, &text(&further)])).contains("clean"));
 }
 

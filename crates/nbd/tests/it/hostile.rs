@@ -65,6 +65,9 @@ fn greetings_that_cannot_be_used_are_named() {
     }
 }
 
+/// Makes a reply to a request.
+type WrongReply = Box<dyn Fn(&Arrived) -> Vec<u8> + Send>;
+
 /// Gives one read of 8192 bytes at 4096 a reply, and returns the client's error.
 fn read_error(reply: impl Fn(&Arrived) -> Vec<u8> + Send + 'static) -> String {
     let (client, server) = with_server(Greeting::default(), move |socket| {
@@ -80,7 +83,7 @@ fn read_error(reply: impl Fn(&Arrived) -> Vec<u8> + Send + 'static) -> String {
 #[test]
 fn wrong_replies_to_reads_end_the_connection() {
     let data = [7u8; 8192];
-    let wrong: Vec<(&str, Box<dyn Fn(&Arrived) -> Vec<u8> + Send>)> = vec![
+    let wrong: Vec<(&str, WrongReply)> = vec![
         ("no reply but 0x78787878", Box::new(|_| vec![b'x'; 100])),
         ("was not sent", Box::new(|request| simple(request.cookie + 1, 5, &[]))),
         ("a simple reply", Box::new(move |request| simple(request.cookie, 0, &data))),

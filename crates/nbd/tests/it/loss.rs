@@ -81,13 +81,18 @@ fn a_server_that_falls_silent_is_lost() {
     let (client, server) = with_server(Greeting::default(), |socket| {
         let first = read_request(socket)?;
         socket.write_all(&simple(first.cookie, 0, &[]))?;
+        // A flush may take longer.
+        let flush = read_request(socket)?;
+        std::thread::sleep(Duration::from_millis(1500));
+        socket.write_all(&simple(flush.cookie, 0, &[]))?;
         read_request(socket)?;
         // The client gives up, which ends the stream.
         read_request(socket).map(drop)
     });
     client.write(0, &[IoSlice::new(&[1; 4096])]).unwrap();
+    client.flush().unwrap();
     let begun = Instant::now();
-    let silent = client.flush().unwrap_err();
+    let silent = client.write(0, &[IoSlice::new(&[1; 4096])]).unwrap_err();
     assert!(silent.to_string().contains("does not answer in time"), "{silent}");
     assert!(begun.elapsed() < Duration::from_secs(5));
     server.join().unwrap();
