@@ -8,7 +8,7 @@
 //!                            ^ |                                          |  |  |
 //!                            | +--(all replies arrived: wait)--> done <---+  |  |   put the reader back, wake a waiting thread
 //!                            |                                               |  |
-//!                            +--(data for another operation: lead)-----------+  +--> lost: wake all
+//!                            +--(data of another operation: hand over)-------+  +--> lost: wake all
 //! ```
 //!
 //! - C1. Only the thread of an operation writes to the operation's buffers. So a thread that reads the header of another
