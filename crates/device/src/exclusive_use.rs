@@ -30,6 +30,7 @@ use rustix::io::Errno;
 
 use crate::file::Access;
 use crate::mounted::{self, KernelUse};
+use crate::nbd_device::is_url;
 use crate::open_error::OpenError;
 
 /// Fails if an open image file or block device is in use, also under another path: locked by a process, or mounted or
@@ -48,7 +49,7 @@ pub fn refuse_in_use(file: &File, path: &Path) -> Result<(), OpenError> {
 /// The order in which the devices of a filesystem are locked, as indexes of `paths` (I3).
 pub fn lock_order(paths: &[PathBuf]) -> Vec<usize> {
     let place = |path: &PathBuf| {
-        let metadata = std::fs::metadata(path).ok()?;
+        let metadata = std::fs::metadata(path).ok().filter(|_| !is_url(path))?;
         let of_block = |rdev| mounted::loop_file(rdev).map_or((true, rdev, 0), |(dev, ino)| (false, dev, ino));
         Some(match metadata.file_type().is_block_device() {
             true => of_block(metadata.rdev()),
@@ -56,7 +57,10 @@ pub fn lock_order(paths: &[PathBuf]) -> Vec<usize> {
         })
     };
     let mut order: Vec<usize> = (0..paths.len()).collect();
-    order.sort_by_cached_key(|index| paths.get(*index).and_then(place));
+    // URLs come first.
+    order.sort_by_cached_key(|index| {
+        paths.get(*index).map(|path| (place(path), Some(path.as_os_str().to_owned()).filter(|_| is_url(path))))
+    });
     order
 }
 

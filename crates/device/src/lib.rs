@@ -1,7 +1,7 @@
-//! Devices store the bytes of a filesystem: image files, block devices, and memory for tests.
+//! Devices store the bytes of a filesystem: image files, block devices, exports of NBD servers, and memory for tests.
 //!
 //! This crate offers positioned, exact I/O on one device, a durability barrier, and locks against a second writer. It
-//! depends on no other crate of the workspace but `format`, which escapes paths in messages.
+//! depends on no other crates of the workspace but `format`, which escapes paths in messages, and `nbd`.
 //!
 //! Invariants:
 //! - I1. A read or write completes in full or fails, and never touches anything past the device's end.
@@ -9,7 +9,8 @@
 //! - I3. A [`FileDevice`] opened read-write is the only user of its file: no other ubtrfs process has the file open,
 //!   and the kernel has not mounted it (see [`open`](FileDevice::open)). The exception is a mount that this process
 //!   serves ([`Device::release_claim`]).
-//! - I4. After a failed flush every later flush fails, because data may be lost.
+//! - I4. After a failed flush every later flush fails, because data may be lost. The same holds after a connection to an NBD
+//!   server was lost.
 //! - I5. An image file that was truncated while it was open takes no more writes: a write would extend it again, with
 //!   zeros in place of the lost content.
 //!
@@ -35,6 +36,8 @@ mod memory;
 mod mount_calls;
 mod mount_ioctl;
 mod mounted;
+mod named_device;
+mod nbd_device;
 mod open_error;
 mod queues;
 mod stdio;
@@ -52,6 +55,8 @@ pub use memory::MemoryDevice;
 pub use mount_calls::{change_mount_flags, open_fuse_root};
 pub use mount_ioctl::{ASK_MOUNT, ASK_MOUNT_LEN, ask_mount};
 pub use mounted::{find_server, is_being_mounted, is_unlocked, lock_holders, loop_file};
+pub use named_device::NamedDevice;
+pub use nbd_device::{NbdDevice, is_url};
 pub use open_error::OpenError;
 pub use stdio::{keep_files_from_children, stdin_was_closed, stdout_was_closed};
 

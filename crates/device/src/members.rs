@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - I1. Nothing is opened but regular files of the same directory, never through a link, and block devices of this
-//!   machine; so a name that another user put there leads nowhere else.
+//!   machine; so a name that another user put there leads nowhere else. Exports of NBD servers are examined if they are given,
+//!   and never found.
 //! - I2. Nothing is written or locked here. Superblocks are untrusted: they only choose which devices the caller opens
 //!   and checks.
 //! - I3. A file is found only if its owner owns a given file. Block devices are found only for given block devices, and
@@ -28,7 +29,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -39,12 +40,16 @@ use ubtrfs_format::{DevId, check_superblock};
 use uuid::Uuid;
 
 use crate::mounted::loop_file;
+use crate::nbd_device::{is_url, probe};
 
 /// Candidates that are examined at most, so that a huge directory does not delay an open for ever.
 const CANDIDATES_MAX: usize = 65_536;
 
 /// The device id of the new device of a replacement (I8).
 const TARGET_DEVID: u64 = DevId::REPLACEMENT_TARGET.0;
+
+/// The owner of an export: no user, so nothing is found for it (I3).
+const NOBODY: u32 = u32::MAX;
 
 /// The devices of a filesystem that were found beside the given ones.
 #[derive(Debug, Default)]
@@ -196,7 +201,8 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
     let mut members = FoundMembers::default();
     let devids: Vec<u64> = found.keys().copied().collect();
     for (_, mut candidates) in found {
-        let all: Vec<(DeviceIdentity, u64)> = candidates.iter().map(|member| (member.place, member.since)).collect();
+        let all: Vec<(DeviceIdentity, u64)> =
+            candidates.iter().map(|member| (member.place.clone(), member.since)).collect();
         candidates.retain(|member| {
             let is_later = |(place, since): &(DeviceIdentity, u64)| {
                 *place != member.place && member.generation.is_some_and(|generation| generation < *since)
@@ -280,10 +286,12 @@ fn replaced(old: &ScannedDevice, new: &ScannedDevice) -> io::Error {
     io::Error::new(io::ErrorKind::AlreadyExists, format!("{new} is in the place of {old} by now; name {new}"))
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 enum DeviceIdentity {
     Block(u64),
     File(u64, u64),
+    /// The identity of an export.
+    Export(String),
 }
 
 /// A device with a superblock.
@@ -309,6 +317,13 @@ impl ScannedDevice {
     /// Reads the superblock. `None` for everything that is no device of a filesystem. Does not wait for the writer of a
     /// pipe.
     fn of(path: &Path, flags: OFlags) -> Option<Self> {
+        if is_url(path) {
+            return probe(path, |client| {
+                let place = DeviceIdentity::Export(client.identity().to_owned());
+                let read = |raw: &mut [u8], offset| client.read(offset, &mut [IoSliceMut::new(raw)]);
+                Self::of_superblock(path, (false, NOBODY), place, &read)
+            });
+        }
         let bits = i32::try_from((flags | OFlags::NONBLOCK).bits()).ok()?;
         let file = File::options().read(true).custom_flags(bits).open(path).ok()?;
         let metadata = file.metadata().ok()?;
@@ -316,9 +331,25 @@ impl ScannedDevice {
         if !is_block && !metadata.is_file() {
             return None;
         }
+        let place = match is_block {
+            true => loop_file(metadata.rdev())
+                .map_or(DeviceIdentity::Block(metadata.rdev()), |(dev, ino)| DeviceIdentity::File(dev, ino)),
+            false => DeviceIdentity::File(metadata.dev(), metadata.ino()),
+        };
+        let read = |raw: &mut [u8], offset| file.read_exact_at(raw, offset);
+        Self::of_superblock(path, (is_block, metadata.uid()), place, &read)
+    }
+
+    /// Makes the device from its superblock, which `read` reads from an offset. The owner does not count for a block device.
+    fn of_superblock(
+        path: &Path,
+        (is_block, owner): (bool, u32),
+        place: DeviceIdentity,
+        read: &dyn Fn(&mut [u8], u64) -> io::Result<()>,
+    ) -> Option<Self> {
         let copy = |offset: &u64| {
             let mut raw = vec![0; SUPERBLOCK_SIZE];
-            file.read_exact_at(&mut raw, *offset).ok()?;
+            read(&mut raw, *offset).ok()?;
             let superblock = Superblock::decode(&raw).ok().filter(|superblock| superblock.magic == MAGIC)?;
             let is_valid = superblock.bytenr == *offset && check_superblock(&superblock, &raw).is_ok();
             Some((superblock, is_valid))
@@ -332,16 +363,11 @@ impl ScannedDevice {
                 (superblock, is_valid) = (newest, true);
             }
         }
-        let place = match is_block {
-            true => loop_file(metadata.rdev())
-                .map_or(DeviceIdentity::Block(metadata.rdev()), |(dev, ino)| DeviceIdentity::File(dev, ino)),
-            false => DeviceIdentity::File(metadata.dev(), metadata.ino()),
-        };
         Some(Self {
             path: path.to_owned(),
             is_block,
             place,
-            owner: metadata.uid(),
+            owner,
             fsid: superblock.fsid,
             devid: superblock.dev_item.devid.0,
             uuid: superblock.dev_item.uuid,

@@ -227,11 +227,15 @@ fn block_name(rdev: u64) -> Option<std::ffi::OsString> {
 
 /// Returns the process that holds a lock on this inode, in the form "pid 12 (ubtrfs check a.img)".
 pub(crate) fn lock_holder(dev: u64, ino: u64) -> Option<String> {
-    let pid = lock_holder_pid(dev, ino)?;
-    Some(match command_of(&pid) {
+    lock_holder_pid(dev, ino).map(process_text)
+}
+
+/// A process in messages, in the form "pid 12 (ubtrfs check a.img)".
+pub(crate) fn process_text(pid: impl std::fmt::Display) -> String {
+    match command_of(&pid.to_string()) {
         Some(command) => format!("pid {pid} ({command})"),
         None => format!("pid {pid}"),
-    })
+    }
 }
 
 /// Whether a process that started this one, directly or through others, holds a lock on this inode.

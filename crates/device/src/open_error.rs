@@ -1,9 +1,10 @@
-//! [`OpenError`]: why an image file or block device cannot be opened, and what the user can do about it.
+//! [`OpenError`]: why an image file, block device or export cannot be opened, and what the user can do about it.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
+use ubtrfs_nbd::NbdError;
 
 use crate::file::Access;
 use crate::mounted;
@@ -110,6 +111,23 @@ pub enum OpenError {
         /// Requested size.
         wanted: u64,
     },
+    /// The URL is wrong, or the server cannot open the export.
+    Network {
+        /// The URL.
+        path: PathBuf,
+        /// The reason.
+        source: NbdError,
+    },
+    /// The export takes no writes.
+    ReadOnlyExport {
+        /// The URL.
+        path: PathBuf,
+    },
+    /// The server of the export cannot make writes durable.
+    NoFlush {
+        /// The URL.
+        path: PathBuf,
+    },
     /// Any other error of the system.
     Io {
         /// The file.
@@ -129,6 +147,9 @@ impl OpenError {
             | Self::WriteProtected { .. }
             | Self::SizeLimit { .. }
             | Self::Permission { .. }
+            | Self::Network { .. }
+            | Self::ReadOnlyExport { .. }
+            | Self::NoFlush { .. }
             | Self::Io { .. } => true,
             Self::NoDirectory { .. }
             | Self::Exists { .. }
@@ -219,6 +240,20 @@ impl std::fmt::Display for OpenError {
             Self::TooSmall { path, len_bytes, wanted } => {
                 write!(f, "{} has {len_bytes} bytes, not {wanted}; give a smaller size", shown(path))
             }
+            // The text of a wrong URL names it already, as far as it has no secret.
+            Self::Network { source: NbdError::Url(source), .. } => source.fmt(f),
+            Self::Network { path, source } => write!(f, "cannot open {}: {source}", shown(path)),
+            Self::ReadOnlyExport { path } => write!(
+                f,
+                "the server of {} serves it read-only; open it read-only (-o ro), or let the server permit writes",
+                shown(path)
+            ),
+            Self::NoFlush { path } => write!(
+                f,
+                "the server of {} cannot make writes durable (it has no flush); open it read-only (-o ro), or use a server that \
+                 flushes, such as qemu-nbd, or nbd-server with flush = true",
+                shown(path)
+            ),
             Self::Io { path, source } => write!(f, "cannot open {}: {source}", shown(path)),
         }
     }
@@ -240,6 +275,7 @@ impl std::error::Error for OpenError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Io { source, .. } => Some(source),
+            Self::Network { source, .. } => Some(source),
             _ => None,
         }
     }

@@ -27,7 +27,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("ubtrfs-format", &[]),
     ("ubtrfs-stream", &["ubtrfs-format"]),
     ("ubtrfs-error", &["ubtrfs-format"]),
-    ("ubtrfs-device", &["ubtrfs-format"]),
+    ("ubtrfs-nbd", &["ubtrfs-format"]),
+    ("ubtrfs-device", &["ubtrfs-format", "ubtrfs-nbd"]),
     ("ubtrfs-volumes", &["ubtrfs-format", "ubtrfs-error", "ubtrfs-device"]),
     ("ubtrfs-tree", &["ubtrfs-format", "ubtrfs-error"]),
     ("ubtrfs-space", &["ubtrfs-format", "ubtrfs-error"]),
@@ -94,7 +95,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("ubtrfs-bench", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-fs", "ubtrfs-control", "ubtrfs-fuse"]),
     (
         "ubtrfs-testkit",
-        &["ubtrfs-format", "ubtrfs-stream", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-check", "ubtrfs-fs"],
+        &["ubtrfs-format", "ubtrfs-stream", "ubtrfs-nbd", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-check", "ubtrfs-fs"],
     ),
 ];
 

@@ -11,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ubtrfs_device::{Device, FileDevice, FoundMembers, PossibleSeed, ambiguous_seeds, find_members};
+use ubtrfs_device::{Device, FoundMembers, NamedDevice, PossibleSeed, ambiguous_seeds, find_members};
 use ubtrfs_error::Result;
 use ubtrfs_format::DevId;
 use ubtrfs_volumes::Volumes;
@@ -50,7 +50,7 @@ fn seeds_of(own: &[&Path], mut possible: Vec<PossibleSeed>) -> Vec<PossibleSeed>
     loop {
         let paths = own.iter().copied().chain(seeds.iter().map(|seed: &PossibleSeed| seed.path.as_path()));
         let devices: Vec<Arc<dyn Device>> = paths
-            .filter_map(|path| FileDevice::open_beside_writer(path).ok())
+            .filter_map(|path| NamedDevice::open_beside_writer(path).ok())
             .map(|device| Arc::new(device) as Arc<dyn Device>)
             .collect();
         let (named, end) = match named_devices(devices) {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use ubtrfs_device::{Access, Device, FileDevice, MemoryDevice, is_seed, lock_order};
+use ubtrfs_device::{Access, Device, FileDevice, MemoryDevice, NamedDevice, is_seed, lock_order};
 use ubtrfs_fs::{Attr, Caller, Fs, InodeId, MountOptions, NewInode, find_devices};
 use ubtrfs_mkfs::{MkfsOptions, MkfsReport};
 
@@ -197,7 +197,9 @@ impl Filesystem {
         ubtrfs_mkfs::make_array(devices, options).while_doing("make a filesystem on", &PathBuf::from(names.join(", ")))
     }
 
-    /// Opens an image file or a block device for reading and writing.
+    /// Opens an image file, a block device, or an export of an NBD server for reading and writing. The name of an export is a
+    /// URL: `nbd://HOST[:PORT]/EXPORT`, or `nbd+unix:///EXPORT?socket=PATH`. Nothing keeps clients on other machines from
+    /// writing to it.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -250,7 +252,7 @@ impl Filesystem {
             let (path, is_found) = (&paths[index], index >= nr_given);
             // Nothing is ever written to a seed.
             let access = if is_seed(path) { Access::ReadOnly } else { access };
-            match FileDevice::open(path, access) {
+            match NamedDevice::open(path, access) {
                 Err(error) if is_found && options.degraded && error.is_of_device() => {
                     tracing::warn!("a device is not used, and counts as missing: {error}");
                 }

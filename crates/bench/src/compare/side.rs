@@ -1,4 +1,4 @@
-//! The four sides of a comparison, each a fresh filesystem that cleans up after itself.
+//! The sides of a comparison, each a fresh filesystem that cleans up after itself.
 //!
 //! - S1. Dropping a side undoes its setup in reverse order: it unmounts, ends the server, detaches the loop device, and
 //!   removes the files. The setup is undone even after an error, a signal, or an incomplete start.
@@ -32,9 +32,12 @@ pub(crate) enum SideKind {
     Linux,
     /// A FUSE server that does nothing
     Null,
+    /// The engine in the client's process, on images that qemu-nbd serves through Unix sockets
+    Nbd,
 }
 
 impl SideKind {
+    /// The sides of a comparison without `--sides`.
     pub(crate) const ALL: [Self; 4] = [Self::Engine, Self::Mount, Self::Linux, Self::Null];
 
     pub(crate) fn name(self) -> &'static str {
@@ -43,7 +46,13 @@ impl SideKind {
             Self::Mount => "mount",
             Self::Linux => "linux",
             Self::Null => "null",
+            Self::Nbd => "nbd",
         }
+    }
+
+    /// Whether the engine runs in the client's process.
+    fn is_in_process(self) -> bool {
+        matches!(self, Self::Engine | Self::Nbd)
     }
 
     /// Whether requests go through a FUSE server.
@@ -83,6 +92,8 @@ pub(crate) struct CompareSide {
     dir: PathBuf,
     loop_devices: Vec<String>,
     server: Option<Child>,
+    /// A server of NBD for each image.
+    exports: Vec<Child>,
     mounted: bool,
 }
 
@@ -102,11 +113,12 @@ impl CompareSide {
             dir: setup.scratch.join(format!("{}.mnt", kind.name())),
             loop_devices: Vec::new(),
             server: None,
+            exports: Vec::new(),
             mounted: false,
         };
         std::fs::create_dir_all(&side.dir).with_context(|| format!("cannot make {}", side.dir.display()))?;
         match kind {
-            SideKind::Engine | SideKind::Mount => make_images(&side.images, &setup.layout)?,
+            SideKind::Engine | SideKind::Mount | SideKind::Nbd => make_images(&side.images, &setup.layout)?,
             SideKind::Linux => {
                 for image in &side.images {
                     File::create_new(image)
@@ -128,9 +140,13 @@ impl CompareSide {
     /// Returns the arguments of `bench run` that select this side.
     pub(crate) fn target_args(&self) -> Vec<OsString> {
         let mut args: Vec<OsString> = Vec::new();
-        if self.kind == SideKind::Engine {
+        if self.kind.is_in_process() {
             for image in self.given() {
-                args.extend(["--engine".into(), image.into()]);
+                let name = match self.kind {
+                    SideKind::Nbd => format!("nbd+unix:///?socket={}", socket_of(image).display()).into(),
+                    _ => image.into(),
+                };
+                args.extend(["--engine".into(), name]);
             }
             args.extend(self.degraded.then(|| "--degraded".into()));
             if let Some(bytes) = self.setup.memory_bytes {
@@ -182,7 +198,7 @@ impl CompareSide {
                 let read = UnixStream::connect(&socket).and_then(std::io::read_to_string);
                 read.with_context(|| format!("cannot read {}", socket.display()))?
             }
-            SideKind::Engine | SideKind::Linux => return Ok(BTreeMap::new()),
+            SideKind::Engine | SideKind::Linux | SideKind::Nbd => return Ok(BTreeMap::new()),
         };
         Ok(text.lines().filter_map(parse_requests).collect())
     }
@@ -210,6 +226,7 @@ impl CompareSide {
     fn mount(&mut self) -> Result<()> {
         match self.kind {
             SideKind::Engine => Ok(()),
+            SideKind::Nbd => self.start_exports(),
             SideKind::Mount => {
                 let mut command = self.server_command();
                 command.arg(machine::beside("ubtrfs")?).args(["mount", "-f"]);
@@ -268,6 +285,38 @@ impl CompareSide {
         Ok(())
     }
 
+    /// Serves the images by NBD. The servers bypass the page cache, as the engine does for large reads and writes.
+    fn start_exports(&mut self) -> Result<()> {
+        for image in self.given().to_vec() {
+            let socket = socket_of(&image);
+            let mut command = self.server_command();
+            command.arg(machine::program("qemu-nbd")?);
+            command.args(["-f", "raw", "-t", "-e", "0", "--cache=none", "--aio=native", "--discard=unmap", "-k"]);
+            command.arg(&socket).arg(&image).stdin(Stdio::null());
+            std::os::unix::process::CommandExt::process_group(&mut command, 0);
+            self.exports.push(command.spawn().context("cannot start qemu-nbd")?);
+            let started = Instant::now();
+            while !socket.exists() {
+                if started.elapsed() > START {
+                    bail!("qemu-nbd does not listen at {}", socket.display());
+                }
+                std::thread::sleep(POLL);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the servers of NBD. The clients have ended, so all is flushed.
+    fn end_exports(&mut self) {
+        for mut export in self.exports.drain(..) {
+            let _ = export.kill();
+            let _ = export.wait();
+        }
+        for image in &self.images {
+            let _ = std::fs::remove_file(socket_of(image));
+        }
+    }
+
     /// Makes the command `bench exec ... --`, to which the server's command line is appended.
     fn server_command(&self) -> Command {
         let own = std::env::current_exe().unwrap_or_else(|_| "bench".into());
@@ -307,6 +356,7 @@ impl CompareSide {
 
     /// Unmounts and waits until the last commit is durable.
     fn unmount(&mut self) -> Result<()> {
+        self.end_exports();
         if std::mem::take(&mut self.mounted) {
             if self.kind == SideKind::Mount {
                 ubtrfs_fuse::unmount(&self.dir, false)?;
@@ -380,6 +430,11 @@ impl Drop for CompareSide {
             eprintln!("bench: cleaning up: {failure}");
         }
     }
+}
+
+/// The socket at which an image is served.
+fn socket_of(image: &Path) -> PathBuf {
+    image.with_extension("socket")
 }
 
 /// Parses a line of Prometheus text: returns a FUSE operation and the number of its requests.

@@ -94,5 +94,6 @@ fn color(side: SideKind) -> &'static str {
         SideKind::Mount => "#2166ac",
         SideKind::Linux => "#888888",
         SideKind::Null => "#e08214",
+        SideKind::Nbd => "#762a83",
     }
 }

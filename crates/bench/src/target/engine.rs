@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use ubtrfs_control::{Channel, Request};
-use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_device::{Access, Device, FileDevice, NamedDevice};
 use ubtrfs_format::item::{FileType, Timespec};
 use ubtrfs_format::{Profile, RootId};
 use ubtrfs_fs::{
@@ -43,7 +43,7 @@ impl EngineTarget {
     pub(crate) fn open(images: &[PathBuf], degraded: bool, memory_bytes: Option<u64>) -> Result<Self> {
         let mut devices: Vec<Arc<dyn Device>> = Vec::with_capacity(images.len());
         for image in images {
-            devices.push(Arc::new(FileDevice::open(image, Access::ReadWrite)?));
+            devices.push(Arc::new(NamedDevice::open(image, Access::ReadWrite)?));
         }
         let mut options = MountOptions { degraded, ..MountOptions::default() };
         if let Some(bytes) = memory_bytes {

@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::bail;
-use ubtrfs_device::{Access, Device, FileDevice, OpenError};
+use ubtrfs_device::{Access, Device, NamedDevice, OpenError};
 use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, flags};
 use uuid::Uuid;
 
-use super::offline::{in_use, open_device};
-use super::place::{await_server, find_own};
+use super::offline::{find_device, in_use, open_device};
+use super::place::await_server;
 use crate::common::{Shown, warn};
 
 /// The devices of a filesystem, opened for reading.
 pub(crate) struct Committed {
-    pub(crate) devices: Vec<Arc<FileDevice>>,
+    pub(crate) devices: Vec<Arc<NamedDevice>>,
     /// Whether another process may write to the devices.
     has_writer: bool,
     /// The first superblock of each device, as it was when the devices were opened.
@@ -35,12 +35,12 @@ impl Committed {
         for path in paths {
             let path = image_of(path)?;
             await_server(&path)?;
-            let Some(found) = find_own(&path)? else {
+            let Some(found) = find_device(&path)? else {
                 // Fails with the reason.
                 devices.push(Arc::new(open_device(&path, Access::ReadOnly)?));
                 continue;
             };
-            let device = match FileDevice::open_found(&found, &path, Access::ReadOnly) {
+            let device = match NamedDevice::open_found(found.as_ref(), &path, Access::ReadOnly) {
                 Ok(device) => device,
                 Err(
                     error @ (OpenError::Locked { .. }
@@ -48,7 +48,7 @@ impl Committed {
                     | OpenError::Mounted { .. }
                     | OpenError::Served { .. }),
                 ) => {
-                    let device = FileDevice::open_found_beside_writer(&found, &path)?;
+                    let device = NamedDevice::open_found_beside_writer(found.as_ref(), &path)?;
                     if !std::mem::replace(&mut has_writer, true) {
                         warn(&format!("note: {}; this is its last commit, without its log", in_use(&error)));
                     }
@@ -60,7 +60,7 @@ impl Committed {
             devices.push(Arc::new(device));
         }
         refuse_foreign(&devices)?;
-        let superblocks = devices.iter().map(|device| first_superblock(device)).collect();
+        let superblocks = devices.iter().map(|device| first_superblock(&**device)).collect();
         Ok(Self { devices, has_writer, superblocks })
     }
 
@@ -79,7 +79,7 @@ impl Committed {
         if !self.has_writer {
             return false;
         }
-        let now: Vec<Vec<u8>> = self.devices.iter().map(|device| first_superblock(device)).collect();
+        let now: Vec<Vec<u8>> = self.devices.iter().map(|device| first_superblock(&**device)).collect();
         let is_new = now != self.superblocks;
         self.superblocks = now;
         is_new
@@ -119,9 +119,9 @@ fn image_of(path: &Path) -> anyhow::Result<PathBuf> {
 
 /// Fails if a device belongs to another filesystem than most of the devices, and names that device. The first device
 /// decides between equal numbers. Devices of seeds are left to whatever opens the filesystem, because others build on them.
-pub(crate) fn refuse_foreign(devices: &[Arc<FileDevice>]) -> anyhow::Result<()> {
-    let fsid = |device: &Arc<FileDevice>| {
-        let superblock = Superblock::decode(&first_superblock(device)).ok();
+pub(crate) fn refuse_foreign(devices: &[Arc<NamedDevice>]) -> anyhow::Result<()> {
+    let fsid = |device: &Arc<NamedDevice>| {
+        let superblock = Superblock::decode(&first_superblock(&**device)).ok();
         let is_own = |superblock: &Superblock| superblock.magic == MAGIC && superblock.flags & flags::SEEDING == 0;
         superblock.filter(is_own).map(|superblock| superblock.fsid)
     };
@@ -138,7 +138,7 @@ pub(crate) fn refuse_foreign(devices: &[Arc<FileDevice>]) -> anyhow::Result<()> 
     }
 }
 
-pub(crate) fn first_superblock(device: &FileDevice) -> Vec<u8> {
+pub(crate) fn first_superblock(device: &dyn Device) -> Vec<u8> {
     let mut raw = vec![0; SUPERBLOCK_SIZE];
     let [primary, ..] = SUPERBLOCK_OFFSETS;
     // A device without this block has no commits.

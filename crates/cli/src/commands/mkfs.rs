@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_device::{Access, Device, NamedDevice, is_url};
 use ubtrfs_format::clock::new_uuid;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::print::insert_name;
@@ -45,7 +45,7 @@ use crate::new_image::NewImage;
 #[derive(clap::Args)]
 #[command(disable_version_flag = true)]
 pub(crate) struct Args {
-    /// The image files or block devices. A missing file is made if --byte-count gives its size.
+    /// The image files, block devices or NBD exports. A missing file is made if --byte-count gives its size.
     #[arg(value_name = "DEVICE")]
     devices: Vec<PathBuf>,
     /// Label, at most 255 bytes.
@@ -147,7 +147,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         (Some(dir), _) if !is_dir(dir)? => bail!("{} is not a directory; nothing was made", dir.shown()),
         // I4.
         (Some(dir), _) if args.shrink => Some(room_for(dir)),
-        (Some(dir), None) if !path.exists() => Some(room_for(dir)),
+        (Some(dir), None) if !is_url(path) && !path.exists() => Some(room_for(dir)),
         (_, size) => size,
     };
     if let Some(dir) = &args.rootdir {
@@ -281,6 +281,9 @@ fn is_dir(path: &Path) -> anyhow::Result<bool> {
 /// Fails for an image inside the directory: an image cannot contain itself.
 fn refuse_inside(image: &Path, dir: &Path) -> anyhow::Result<()> {
     let in_dir = image.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if is_url(image) {
+        return Ok(());
+    }
     let place = image.canonicalize().or_else(|_| in_dir.canonicalize());
     if let (Ok(place), Ok(dir)) = (place, dir.canonicalize())
         && place.starts_with(&dir)
@@ -299,11 +302,11 @@ enum MkfsTarget {
     Missing(NewImage),
     /// An empty file.
     Empty {
-        device: Arc<FileDevice>,
+        device: Arc<NamedDevice>,
         path: PathBuf,
     },
     Content {
-        device: Arc<FileDevice>,
+        device: Arc<NamedDevice>,
         path: PathBuf,
     },
 }
@@ -312,11 +315,14 @@ impl MkfsTarget {
     /// Opens the target. If the size is given, creates a missing file and enlarges an empty one.
     fn open(path: &Path, byte_count: Option<u64>) -> anyhow::Result<Self> {
         if let Some(size) = byte_count
+            && !is_url(path)
             && !path.exists()
         {
             return Ok(Self::Missing(NewImage::create(path, size)?));
         }
-        if std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+        if !is_url(path)
+            && std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+        {
             bail!("{} does not exist; check the path, or give the size of a new image file: -b SIZE", path.shown());
         }
         let mut device = open_device(path, Access::ReadWrite)?;
@@ -329,10 +335,10 @@ impl MkfsTarget {
         Ok(Self::Empty { device: Arc::new(device), path })
     }
 
-    fn device(&self) -> Arc<FileDevice> {
+    fn device(&self) -> Arc<dyn Device> {
         match self {
-            Self::Missing(image) => Arc::clone(image.device()),
-            Self::Empty { device, .. } | Self::Content { device, .. } => Arc::clone(device),
+            Self::Missing(image) => Arc::clone(image.device()) as Arc<dyn Device>,
+            Self::Empty { device, .. } | Self::Content { device, .. } => Arc::clone(device) as Arc<dyn Device>,
         }
     }
 
@@ -746,7 +752,7 @@ mod tests {
         let (image, source) = (image.to_str().unwrap(), source.to_str().unwrap());
         assert!(mkfs(&["-q", "--rootdir", image, image]).is_err());
         mkfs(&["-q", "--rootdir", source, image]).unwrap();
-        let device = FileDevice::open(Path::new(image), Access::ReadWrite).unwrap();
+        let device = NamedDevice::open(Path::new(image), Access::ReadWrite).unwrap();
         let fs = Fs::open(vec![Arc::new(device)], MountOptions::default()).unwrap();
         let file = fs.lookup_path(b"/a/b/link", false).unwrap();
         assert_eq!((file.nlink, file.size), (2, 300_000));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use rustix::io::Errno;
 use ubtrfs_control::{Channel, ConnectError, InMountOfOther, OpenedFile, Way, find_file, open_image, stopped_process};
-use ubtrfs_device::find_server;
+use ubtrfs_device::{find_server, is_url};
 use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS};
 use ubtrfs_fuse::MountError;
 
@@ -184,7 +184,8 @@ impl CommandTarget {
 
 /// Whether a path names an image, even if the image is a file in a mount.
 fn is_image(path: &Path) -> bool {
-    is_file_or_device(path) && refuse_names_of_others(path).is_ok() && (holds_btrfs(path) || !is_in_mount(path))
+    is_url(path)
+        || is_file_or_device(path) && refuse_names_of_others(path).is_ok() && (holds_btrfs(path) || !is_in_mount(path))
 }
 
 /// Fails if the way to a path leads through names in a FUSE mount of another user, who can make them lead anywhere at any

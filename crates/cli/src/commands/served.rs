@@ -1,5 +1,5 @@
 //! Long work on an image that is not mounted, such as a balance: other processes can ask about it and cancel it through
-//! a control socket.
+//! a control socket. Work on an export of an NBD server has none, and is ended by a signal.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use ubtrfs_control::{
     Channel, ControlServer, ImageId, ImageWork, LocalProcesses, OpenImage, await_unmount, open_image,
 };
+use ubtrfs_device::is_url;
 use ubtrfs_fs::Fs;
 
 use super::offline::{ImageOptions, ImageUse, with_shared_image};
@@ -25,7 +26,10 @@ pub(crate) fn with_served<T>(
     let CommandTarget::Image(at) = target else { return with_channel(target, options, ImageUse::Write, work) };
     let (mut server, mut worked) = (None, false);
     let done = with_shared_image(&at.image, options, ImageUse::Write, |fs| {
-        server = Some(serve(&at.image, kind, fs)?);
+        // An export has no descriptor by which a client proves that it may use the image.
+        if !is_url(&at.image) {
+            server = Some(serve(&at.image, kind, fs)?);
+        }
         let (uid, gid) = calling_user();
         let done = work(&Channel::image(fs, uid, gid));
         worked = done.is_ok();

@@ -22,6 +22,10 @@ pub(crate) struct ServersOf {
 
 impl ServersOf {
     pub(crate) fn device(device: &Path) -> Self {
+        // Nothing tells which server has an export open, and its NBD server may serve one client only.
+        if ubtrfs_device::is_url(device) {
+            return Self { holders: Vec::new(), seed: None };
+        }
         let holders = ubtrfs_device::lock_holders(device);
         let seed = ubtrfs_device::is_seed(device).then(|| Some(superblock_of(device).ok()?.fsid)).flatten();
         Self { holders, seed }

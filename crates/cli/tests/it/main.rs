@@ -36,6 +36,7 @@ mod mount_commands;
 mod mount_cuts;
 mod mount_helper;
 mod mounted_image;
+mod nbd;
 mod nested_subvolumes;
 mod newcomers;
 mod offline;

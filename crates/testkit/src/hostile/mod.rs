@@ -7,6 +7,7 @@
 //!   [`MAX_READ`] bytes.
 
 mod lies;
+mod nbd;
 mod seed_image;
 mod stream;
 
@@ -23,6 +24,7 @@ use ubtrfs_fs::{Fs, InodeId, Job, MountOptions, SendRequest};
 
 use crate::{FsTarget, Medium, MediumDevice, NodeKind, Rng, Target};
 
+pub use nbd::nbd;
 pub use seed_image::{Mutation, SeedImage};
 pub use stream::{for_each_command, mend_checksums, receive, stream};
 
@@ -44,6 +46,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("tree_log", tree_log),
     ("stream", stream),
     ("receive", receive),
+    ("nbd", nbd),
 ];
 
 /// Decodes, checks and prints a superblock, then opens an image with it.

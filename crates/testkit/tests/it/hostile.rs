@@ -168,6 +168,11 @@ fn random_images() {
 }
 
 #[test]
+fn random_servers() {
+    random(&["nbd"], 400);
+}
+
+#[test]
 fn random_streams() {
     random(&["stream", "receive"], 200);
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use ubtrfs_control::device::{NewDevice, Request, Response};
 use ubtrfs_control::resolve::PathBytes;
 use ubtrfs_control::{Channel, ImageId, ImageWork, filesystem};
-use ubtrfs_device::{Device, FileDevice, is_seed, loop_file};
+use ubtrfs_device::{Device, FileDevice, is_seed, is_url, loop_file};
 use ubtrfs_format::print::{escaped, insert_name};
 use ubtrfs_transaction::detect;
 
@@ -195,6 +195,13 @@ pub(crate) fn new_device(
     force: bool,
     nodiscard: bool,
 ) -> anyhow::Result<(NewDevice, u64)> {
+    if is_url(path) {
+        bail!(
+            "{} is an NBD export, and a device that joins later must be a file or block device; attach it with nbd-client, or \
+             name it in mkfs",
+            path.shown()
+        );
+    }
     let found = find_own(path)?.with_context(|| {
         format!("{} does not exist; for a new image file, run: truncate -s SIZE {}", path.shown(), path.shown())
     })?;

@@ -14,15 +14,17 @@ use anyhow::{Context, anyhow, bail};
 use serde_json::json;
 use ubtrfs_control::device::{DeviceStats, Request, Response};
 use ubtrfs_control::{Channel, Response as AnyResponse, filesystem};
-use ubtrfs_device::{Access, FileDevice, block_devices};
+use ubtrfs_device::{Access, NamedDevice, block_devices};
 use ubtrfs_format::print::escaped;
 use ubtrfs_format::superblock::{MAGIC, Superblock};
 
 use self::remove::is_same_device;
 use super::committed::first_superblock;
 use super::filesystem::{DeviceUsageArgs, device_usage};
-use super::offline::{ImageOptions, ImageUse, given_devices, mount_options, open_device, with_image, with_members};
-use super::place::{CommandTarget, FilesystemArgs, await_server, find_own, with_channel};
+use super::offline::{
+    ImageOptions, ImageUse, find_device, given_devices, mount_options, open_device, with_image, with_members,
+};
+use super::place::{CommandTarget, FilesystemArgs, await_server, with_channel};
 use crate::columns::columns;
 use crate::common::{Shown, each, print_json, print_out, print_progs_json};
 use crate::progs::is_progs;
@@ -170,8 +172,8 @@ fn scan(args: &ScanArgs) -> anyhow::Result<ExitCode> {
 /// The primary superblock of a device or image, as it is.
 pub(crate) fn superblock_of(path: &Path) -> anyhow::Result<Superblock> {
     await_server(path)?;
-    let device = match find_own(path)? {
-        Some(found) => FileDevice::open_found_beside_writer(found, path)?,
+    let device = match find_device(path)? {
+        Some(found) => NamedDevice::open_found_beside_writer(found, path)?,
         // Fails with the reason.
         None => open_device(path, Access::ReadOnly)?,
     };

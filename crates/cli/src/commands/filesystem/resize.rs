@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use serde_json::json;
 use ubtrfs_control::device::{NewSize, Request, Response};
 use ubtrfs_control::{Channel, CommandFailure, ImageWork, filesystem, open_image};
-use ubtrfs_device::{Access, Device};
+use ubtrfs_device::{Access, Device, is_url};
 use ubtrfs_format::DevId;
 use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 use ubtrfs_volumes::DEVICE_RESERVED;
@@ -149,8 +149,8 @@ fn announcement(
     Ok(format!("Resize device id {devid} ({path}) from {} to {size}\n", format_size(device.total)))
 }
 
-/// The file or block device of a member of an image that is not mounted. `None` in a mount, and for a member that is
-/// missing or of a seed: it cannot be resized.
+/// The file or block device of a member of an image that is not mounted. `None` in a mount, for an export of an NBD server,
+/// and for a member that is missing or of a seed: it cannot be resized.
 fn member_path(
     channel: &Channel<'_>,
     target: &CommandTarget,
@@ -164,7 +164,7 @@ fn member_path(
     }
     let fsid = fs.superblock().fsid;
     let is_it = |path: &PathBuf| superblock_of(path).is_ok_and(|own| own.fsid == fsid && own.dev_item.devid.0 == devid);
-    Ok(members_of(&at.image, options)?.into_iter().find(is_it))
+    Ok(members_of(&at.image, options)?.into_iter().filter(|path| !is_url(path)).find(is_it))
 }
 
 /// Makes the file of a member larger if the new size needs it. The member is open and locked, so no other program changes
@@ -310,7 +310,7 @@ fn truncate(image: &Path, devid: u64, now: u64) -> anyhow::Result<()> {
     if (device.devid.0, device.total_bytes) != (devid, now) {
         bail!("{}: it is not device {devid} with {now} bytes any more; nothing was truncated", cannot());
     }
-    if !file.is_block_device() && file.len_bytes() > now {
+    if file.file().is_some_and(|file| !file.is_block_device()) && file.len_bytes() > now {
         file.resize(now).with_context(cannot)?;
     }
     Ok(())

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use serde_json::{Value, json};
-use ubtrfs_device::{Device, FileDevice};
+use ubtrfs_device::{Device, NamedDevice};
 use ubtrfs_format::node::verify_csum;
 use ubtrfs_format::print::{insert_name, print_superblock, superblock_json};
 use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
@@ -89,7 +89,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Reads a superblock. Beside a writer, reads again while the checksum is wrong, because the writer may be writing it.
-fn read_complete(device: &FileDevice, offset: u64, has_writer: bool) -> anyhow::Result<Option<Vec<u8>>> {
+fn read_complete(device: &NamedDevice, offset: u64, has_writer: bool) -> anyhow::Result<Option<Vec<u8>>> {
     let mut raw = read(device, offset)?;
     for _ in 0..TRIES {
         let is_complete = raw.as_deref().is_none_or(has_right_csum);
@@ -110,7 +110,7 @@ fn has_right_csum(raw: &[u8]) -> bool {
 /// How often a superblock is read that is not valid.
 const TRIES: u32 = 20;
 
-fn read(device: &FileDevice, offset: u64) -> anyhow::Result<Option<Vec<u8>>> {
+fn read(device: &NamedDevice, offset: u64) -> anyhow::Result<Option<Vec<u8>>> {
     let mut raw = vec![0; SUPERBLOCK_SIZE];
     let end = u64::try_from(raw.len()).ok().and_then(|len| offset.checked_add(len));
     if end.is_none_or(|end| end > device.len_bytes()) {

@@ -11,6 +11,8 @@ use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::path::Path;
 
+use ubtrfs_device::is_url;
+
 /// Rewrites the command lines of mount(8) and umount(8) to `ubtrfs mount ...` or `ubtrfs umount ...`. Leaves other
 /// command lines unchanged.
 pub(crate) fn as_mount_helper(args: Vec<OsString>, commands: &[String]) -> Vec<OsString> {
@@ -75,7 +77,7 @@ pub(super) fn passes_over(options: &[String], device: &Path) -> bool {
         Err(error) => matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
         Ok(_) => false,
     };
-    options.iter().flat_map(|list| list.split(',')).any(|option| option == "nofail") && is_absent()
+    options.iter().flat_map(|list| list.split(',')).any(|option| option == "nofail") && !is_url(device) && is_absent()
 }
 
 /// Drops options that only concern mount(8): -s sloppy, -n no mtab, -v verbose, -i no helper, -t type, -N namespace;

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use ubtrfs_control::{Channel, filesystem};
-use ubtrfs_device::{Access, Device, OpenError};
+use ubtrfs_device::{Access, Device, OpenError, is_url};
 use ubtrfs_fs::{Caller, DeviceSummary, Fs, MemberState, MountOptions, SetAttr, SubvolumeInfo};
 use ubtrfs_fuse::transport::Transport;
 use ubtrfs_fuse::{DetachedMount, Identity, MountConfig, MountError, Mounted, PrivilegedHelper, Session};
@@ -49,7 +49,7 @@ pub(crate) use helper::as_mount_helper;
 /// If root has mounted it already, root can mount it again: another subvolume, or with other flags of the mount point.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
-    /// Image file or block device; further devices of the filesystem may follow, and are found beside it without that
+    /// Image file, block device or NBD export (nbd://HOST/EXPORT); further devices of the filesystem may follow, and are found beside it without that
     #[arg(value_name = "DEVICE...")]
     device: PathBuf,
     /// Mount point: an empty directory
@@ -474,7 +474,10 @@ fn start_unmounter(args: &Args, dir: &Path, placement: Option<DetachedMount>) ->
     let program = std::env::current_exe().context("cannot find this program to start its helper; use --no-sandbox")?;
     let mut command = Command::new(program);
     // The helper runs in the root directory, so a relative path would not lead to the device.
-    let device = std::path::absolute(&args.device).unwrap_or_else(|_| args.device.clone());
+    let device = match is_url(&args.device) {
+        true => args.device.clone(),
+        false => std::path::absolute(&args.device).unwrap_or_else(|_| args.device.clone()),
+    };
     command.args(["mount", "--unmounter"]).arg(device).arg(dir);
     command.current_dir("/");
     ubtrfs_device::keep_files_from_children();
@@ -505,7 +508,7 @@ struct Opened {
 fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions, fuseblk: bool) -> anyhow::Result<Opened> {
     let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
     let made = match args.create {
-        Some(size) if !args.device.exists() => create(&args.device, size)?,
+        Some(size) if !is_url(&args.device) && !args.device.exists() => create(&args.device, size)?,
         _ => false,
     };
     let opened = open_devices(&args.device, &options, access);

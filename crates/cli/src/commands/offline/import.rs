@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use ubtrfs_archive::{Archive, ArchiveMessage, ImportOptions, ImportReport};
-use ubtrfs_device::Device;
+use ubtrfs_device::{Device, is_url};
 use ubtrfs_fs::Fs;
 
 use super::text::printable;
@@ -93,7 +93,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         Ok(report)
     };
     let image = &args.target.image;
-    let counts = match args.create.filter(|_| !image.exists()) {
+    let counts = match args.create.filter(|_| !is_url(image) && !image.exists()) {
         // Remove a new image if the import fails, because part of an archive is useless.
         Some(size) => NewImage::create(image, size).and_then(|made| {
             let options = mount_options(&args.image)?;

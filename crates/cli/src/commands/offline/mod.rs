@@ -33,16 +33,17 @@ pub(crate) mod xattr;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use anyhow::{Context, bail};
 pub(crate) use ubtrfs_archive::walk::{
     COPY_LEN, DirName, VisitedDirs, child_path, data_ranges, join, normal_names, read_names, read_pieces,
 };
 use ubtrfs_control::{Channel, ImageWork};
-use ubtrfs_device::{Access, Device, FileDevice, MissedChanges, OpenError, find_members, is_seed, lock_order};
+use ubtrfs_device::{Access, Device, MissedChanges, NamedDevice, OpenError, find_members, is_seed, is_url, lock_order};
 use ubtrfs_fs::{Attr, DeviceSummary, Fs, InodeId, MemberState, MountOptions, Rescue, find_devices, mode};
 
 use super::committed::refuse_foreign;
@@ -62,7 +63,9 @@ impl ImagePath {
     /// Splits the text. Returns `None` for a path of the host.
     pub(crate) fn split(text: &OsStr) -> Option<Self> {
         let bytes = text.as_bytes();
-        let at = bytes.windows(2).rposition(|pair| pair == b":/").filter(|at| *at > 0)?;
+        // The first `:/` of a URL ends its scheme.
+        let first = if is_url(Path::new(text)) { bytes.windows(2).position(|pair| pair == b":/")? } else { 0 };
+        let at = bytes.windows(2).rposition(|pair| pair == b":/").filter(|at| *at > first)?;
         Some(Self { image: PathBuf::from(OsStr::from_bytes(&bytes[..at])), path: bytes[at + 1..].to_vec() })
     }
 
@@ -231,7 +234,7 @@ pub(crate) fn open_devices(
 ) -> anyhow::Result<Vec<Arc<dyn Device>>> {
     let given = given_devices(first, options);
     let paths = with_members(&given)?;
-    let mut opened: Vec<Option<Arc<FileDevice>>> = vec![None; paths.len()];
+    let mut opened: Vec<Option<Arc<NamedDevice>>> = vec![None; paths.len()];
     for index in lock_order(&paths) {
         let path = &paths[index];
         let is_found = index >= given.len();
@@ -250,7 +253,7 @@ pub(crate) fn open_devices(
             Err(error) => return Err(error),
         }
     }
-    let devices: Vec<Arc<FileDevice>> = opened.into_iter().flatten().collect();
+    let devices: Vec<Arc<NamedDevice>> = opened.into_iter().flatten().collect();
     refuse_foreign(&devices)?;
     Ok(devices.into_iter().map(|device| device as Arc<dyn Device>).collect())
 }
@@ -302,15 +305,26 @@ pub(crate) fn members_telling(
     Ok(given.iter().cloned().chain(members.found).collect())
 }
 
-/// Opens an image or device. The error for an image that is in use names the process that has it open, and where it is
+/// Opens an image, a device, or an export of an NBD server. The error for an image that is in use names the process that has it open, and where it is
 /// mounted. Fails if the path is in a mount whose server is stopped.
-pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<FileDevice> {
+pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<NamedDevice> {
     await_server(path)?;
-    let opened = match find_own(path)? {
-        Some(found) => FileDevice::open_found(found, path, access),
+    let opened = match find_device(path)? {
+        Some(found) => NamedDevice::open_found(found, path, access),
         // The attempt only tells the reason, because nobody has checked a file that appears now.
-        None => FileDevice::open(path, access).and_then(|_| Err(OpenError::Missing { path: path.to_owned() })),
+        None => NamedDevice::open(path, access).and_then(|_| Err(OpenError::Missing { path: path.to_owned() })),
     };
+    if let Ok(NamedDevice::Network(_)) = &opened
+        && access == Access::ReadWrite
+    {
+        static TOLD: Once = Once::new();
+        TOLD.call_once(|| {
+            warn(&format!(
+                "note: nothing keeps clients on other machines from writing to {}; make sure that there are none",
+                path.shown()
+            ));
+        });
+    }
     opened.map_err(|error| match &error {
         OpenError::Locked { path, by: Some(by) } => match mount_of(path) {
             Some(dir) => {
@@ -327,6 +341,14 @@ pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<FileDev
         },
         _ => error.into(),
     })
+}
+
+/// Finds the file of an image or device, as [`find_own`]. `Some(None)` stands for a URL.
+pub(crate) fn find_device(path: &Path) -> anyhow::Result<Option<Option<OwnedFd>>> {
+    match is_url(path) {
+        true => Ok(Some(None)),
+        false => Ok(find_own(path)?.map(Some)),
+    }
 }
 
 /// The directory where ubtrfs has mounted the filesystem of an image or device, which need not be the one that the table of

@@ -1,0 +1,248 @@
+//! [`NbdUrl`]: the URL of an export, as the page "NBD URI" of the protocol's documentation has it.
+
+use std::fmt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use ubtrfs_format::print::escaped;
+
+/// The port of NBD servers.
+const PORT: u16 = 10809;
+/// Longest name of an export, as the protocol limits it, in bytes.
+const NAME_MAX: usize = 4096;
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ServerAddress {
+    /// A host, as a name or an IP address, and a port.
+    Tcp(String, u16),
+    /// A socket in the file system.
+    Unix(PathBuf),
+}
+
+/// The URL of an export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NbdUrl {
+    pub(crate) address: ServerAddress,
+    /// The name of the export. The empty name means the server's default export.
+    pub(crate) export: Vec<u8>,
+}
+
+/// Why a text is no URL of an export that can be opened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    /// The URL has `nbds`, and this program has no TLS.
+    #[error(
+        "{0} needs TLS, which is not built into this program; use nbd:// through a tunnel (ssh -L, WireGuard), or nbd+unix://"
+    )]
+    Tls(String),
+    /// The scheme is unknown.
+    #[error("{0} has an unknown kind of NBD address; write nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH")]
+    Scheme(String),
+    /// The URL has a user or a password.
+    #[error("the NBD URL has a user name before its host, which a server without TLS cannot check; leave it out")]
+    User,
+    /// The URL has no host.
+    #[error(
+        "{0} names no host; write nbd://HOST[:PORT]/EXPORT, or nbd+unix:///EXPORT?socket=PATH for a socket on this machine"
+    )]
+    NoHost(String),
+    /// The URL of a Unix socket has a host.
+    #[error("{0} has a host and means a socket on this machine; write three slashes: nbd+unix:///EXPORT?socket=PATH")]
+    HostOfSocket(String),
+    /// The URL of a Unix socket does not name it.
+    #[error("{0} names no socket; write nbd+unix:///EXPORT?socket=PATH")]
+    NoSocket(String),
+    /// The port is no number from 1 to 65535.
+    #[error("{0} has a wrong port; write a number from 1 to 65535: nbd://HOST:PORT/EXPORT")]
+    Port(String),
+    /// A parameter behind `?` is unknown.
+    #[error("{url} has the unknown parameter '{name}'; the only one is socket=PATH, of nbd+unix:// URLs")]
+    Parameter {
+        /// The URL.
+        url: String,
+        /// The parameter.
+        name: String,
+    },
+    /// A `%` is not followed by two hexadecimal digits, or a zero byte is encoded.
+    #[error("{0} has a '%' without two hexadecimal digits; write %25 for a percent sign")]
+    Escape(String),
+    /// The name of the export is longer than the protocol permits.
+    #[error("the NBD URL has an export name of {0} bytes, and the protocol permits 4096; shorten the name")]
+    LongName(usize),
+}
+
+impl NbdUrl {
+    /// Whether a path is meant as a URL of an export, possibly a wrong one.
+    pub fn is_meant(path: &Path) -> bool {
+        scheme(path.as_os_str().as_bytes()).is_some()
+    }
+
+    /// Parses a URL. `None` if the path is not meant as a URL ([`NbdUrl::is_meant`]).
+    ///
+    /// # Errors
+    /// The URL is wrong, or needs TLS.
+    pub fn of_path(path: &Path) -> Option<Result<Self, UrlError>> {
+        let bytes = path.as_os_str().as_bytes();
+        scheme(bytes).map(|(scheme, rest)| Self::parse(scheme, rest, &escaped(bytes)))
+    }
+
+    fn parse(scheme: &[u8], rest: &[u8], shown: &str) -> Result<Self, UrlError> {
+        let wrong = |kind: fn(String) -> UrlError| kind(shown.to_owned());
+        let (before, query) = split_once(rest, b'?');
+        let (authority, name) = split_once(before, b'/');
+        let export = decoded(name.unwrap_or_default()).ok_or_else(|| wrong(UrlError::Escape))?;
+        if export.len() > NAME_MAX {
+            return Err(UrlError::LongName(export.len()));
+        }
+        // The part before the @ may be a secret, so no message has it.
+        if authority.contains(&b'@') {
+            return Err(UrlError::User);
+        }
+        let mut socket = None;
+        for parameter in query.unwrap_or_default().split(|byte| *byte == b'&').filter(|text| !text.is_empty()) {
+            match split_once(parameter, b'=') {
+                (b"socket", Some(value)) => socket = Some(decoded(value).ok_or_else(|| wrong(UrlError::Escape))?),
+                (name, _) => return Err(UrlError::Parameter { url: shown.to_owned(), name: escaped(name) }),
+            }
+        }
+        let address = match scheme {
+            b"nbd" => {
+                if socket.is_some() {
+                    return Err(UrlError::Parameter { url: shown.to_owned(), name: "socket".to_owned() });
+                }
+                let (host, port) = host_and_port(authority).ok_or_else(|| wrong(UrlError::Port))?;
+                if host.is_empty() {
+                    return Err(wrong(UrlError::NoHost));
+                }
+                ServerAddress::Tcp(host, port)
+            }
+            b"nbd+unix" => {
+                if !authority.is_empty() {
+                    return Err(wrong(UrlError::HostOfSocket));
+                }
+                let socket = socket.filter(|path| !path.is_empty()).ok_or_else(|| wrong(UrlError::NoSocket))?;
+                ServerAddress::Unix(PathBuf::from(std::ffi::OsString::from_vec(socket)))
+            }
+            b"nbds" | b"nbds+unix" => return Err(wrong(UrlError::Tls)),
+            _ => return Err(wrong(UrlError::Scheme)),
+        };
+        Ok(Self { address, export })
+    }
+}
+
+/// The server and the export, for messages.
+impl fmt::Display for NbdUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.address {
+            ServerAddress::Tcp(host, port) => write!(f, "{}:{port}", escaped(host.as_bytes())),
+            ServerAddress::Unix(path) => f.write_str(&escaped(path.as_os_str().as_bytes())),
+        }
+    }
+}
+
+/// Splits a URL of NBD at `://`: the scheme, and the rest.
+fn scheme(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let at = bytes.windows(3).position(|three| three == b"://")?;
+    let (scheme, rest) = bytes.split_at_checked(at)?;
+    let is_nbd = |scheme: &[u8]| scheme == b"nbd" || scheme == b"nbds" || scheme.starts_with(b"nbd+");
+    (is_nbd(scheme) || scheme.starts_with(b"nbds+")).then_some((scheme, rest.get(3..)?))
+}
+
+/// Splits at the first `byte`, which is in neither part.
+fn split_once(bytes: &[u8], byte: u8) -> (&[u8], Option<&[u8]>) {
+    let mut parts = bytes.splitn(2, |other| *other == byte);
+    (parts.next().unwrap_or_default(), parts.next())
+}
+
+/// The host and the port; `None` if the port is wrong. An IPv6 address is in brackets.
+fn host_and_port(authority: &[u8]) -> Option<(String, u16)> {
+    let text = std::str::from_utf8(authority).ok()?;
+    let (host, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (host, port) = rest.split_once(']')?;
+            match port {
+                "" => (host, None),
+                _ => (host, Some(port.strip_prefix(':')?)),
+            }
+        }
+        None => match text.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        },
+    };
+    let port = port.map_or(Some(PORT), |port| port.parse().ok().filter(|port| *port > 0))?;
+    Some((host.to_owned(), port))
+}
+
+/// Replaces `%xx` by bytes; `None` if a `%` is followed by anything else, or for an encoded zero.
+fn decoded(text: &[u8]) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.iter();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'%' => {
+                let digits = [*rest.next()?, *rest.next()?];
+                let is_hex = digits.iter().all(u8::is_ascii_hexdigit);
+                let digits = std::str::from_utf8(&digits).ok().filter(|_| is_hex)?;
+                u8::from_str_radix(digits, 16).ok().filter(|byte| *byte != 0)?
+            }
+            other => *other,
+        });
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Result<NbdUrl, UrlError> {
+        NbdUrl::of_path(Path::new(text)).expect("meant as a URL")
+    }
+
+    #[test]
+    fn urls_of_servers_and_sockets_are_parsed() {
+        let tcp = |host: &str, port, export: &[u8]| NbdUrl {
+            address: ServerAddress::Tcp(host.to_owned(), port),
+            export: export.to_vec(),
+        };
+        assert_eq!(parsed("nbd://host").unwrap(), tcp("host", 10809, b""));
+        assert_eq!(parsed("nbd://host:1234/disk").unwrap(), tcp("host", 1234, b"disk"));
+        assert_eq!(parsed("nbd://[::1]:7/a/b%20c").unwrap(), tcp("::1", 7, b"a/b c"));
+        let unix = parsed("nbd+unix:///disk?socket=/run/a%3Fb").unwrap();
+        assert_eq!(unix, NbdUrl { address: ServerAddress::Unix("/run/a?b".into()), export: b"disk".to_vec() });
+        assert_eq!(parsed("nbd+unix://?socket=s").unwrap().export, b"");
+        for path in ["disk.img", "/dev/sda", "./nbd://x", "http://host/nbd", "nbd", "nbd:disk"] {
+            assert!(!NbdUrl::is_meant(Path::new(path)), "{path}");
+        }
+    }
+
+    #[test]
+    fn wrong_urls_are_refused_and_secrets_are_not_shown() {
+        use UrlError::*;
+        let shown = |text: &str| text.to_owned();
+        for (text, wanted) in [
+            ("nbds://host/x", Tls(shown("nbds://host/x"))),
+            ("nbds+unix:///?socket=s", Tls(shown("nbds+unix:///?socket=s"))),
+            ("nbd+vsock://1/x", Scheme(shown("nbd+vsock://1/x"))),
+            ("nbd:///x", NoHost(shown("nbd:///x"))),
+            ("nbd://h:/x", Port(shown("nbd://h:/x"))),
+            ("nbd://h:0/x", Port(shown("nbd://h:0/x"))),
+            ("nbd://[::1/x", Port(shown("nbd://[::1/x"))),
+            ("nbd+unix://h/x?socket=s", HostOfSocket(shown("nbd+unix://h/x?socket=s"))),
+            ("nbd+unix:///x", NoSocket(shown("nbd+unix:///x"))),
+            ("nbd+unix:///x?socket=", NoSocket(shown("nbd+unix:///x?socket="))),
+            ("nbd://h/%0", Escape(shown("nbd://h/%0"))),
+            ("nbd://h/%+1", Escape(shown("nbd://h/%+1"))),
+            ("nbd://h/%00", Escape(shown("nbd://h/%00"))),
+        ] {
+            assert_eq!(parsed(text), Err(wanted), "{text}");
+        }
+        let secret = parsed("nbd://user:secret@host/x").unwrap_err();
+        assert_eq!(secret, User);
+        assert!(!secret.to_string().contains("secret"));
+        assert!(matches!(parsed("nbd://h/x?tls=1"), Err(Parameter { name, .. }) if name == "tls"));
+        assert_eq!(parsed(&format!("nbd://h/{}", "a".repeat(4097))), Err(LongName(4097)));
+    }
+}
