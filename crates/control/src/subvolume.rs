@@ -397,7 +397,12 @@ fn set_received(
 
 fn set_default(context: &CommandContext<'_>, id: Option<u64>) -> Result<()> {
     context.require_admin()?;
-    let id = id.map_or_else(|| root_of(context.inode(0)?), |id| Ok(RootId(id)))?;
+    let id = match id {
+        None => root_of(context.inode(0)?)?,
+        // As on Linux
+        Some(0) => RootId::FS_TREE,
+        Some(id) => RootId(id),
+    };
     Ok(context.fs.set_default_subvolume(id)?)
 }
 

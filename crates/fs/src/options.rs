@@ -326,7 +326,7 @@ fn bad(option: &str, problem: &str) -> Error {
 
 /// Parses the value of `compress[-force][=METHOD[:LEVEL]]`; `None` for `no` and `none`.
 fn parse_compress(option: &str, value: Option<&str>, force: bool) -> Result<Option<CompressSpec>> {
-    let expected = "expected zlib, zlib:1 to zlib:9, lzo, zstd, zstd:-15 to zstd:15, or no";
+    let expected = "expected zlib, lzo, zstd, each with a level such as zstd:3, or no";
     let (method, level) = match value.unwrap_or("zlib").split_once(':') {
         Some((method, level)) => (method, Some(level.parse::<i32>().map_err(|_| bad(option, expected))?)),
         None => (value.unwrap_or("zlib"), None),
@@ -340,10 +340,9 @@ fn parse_compress(option: &str, value: Option<&str>, force: bool) -> Result<Opti
     };
     let mut spec = CompressSpec { force, ..CompressSpec::new(kind) };
     match level {
-        // As in the kernel, level 0 means the default.
+        // As in the kernel, level 0 means the default, and other levels are brought into the method's range.
         None | Some(0) => {}
-        Some(level) if levels.contains(&level) => spec.level = level,
-        Some(_) => return Err(bad(option, expected)),
+        Some(level) => spec.level = level.clamp(*levels.start(), *levels.end()),
     }
     Ok(Some(spec))
 }
@@ -395,7 +394,15 @@ mod tests {
         assert_eq!(compress("compress=zlib:9").unwrap().map(|spec| spec.level), Some(9));
         assert_eq!(compress("compress=zstd:15").unwrap().map(|spec| spec.level), Some(15));
         assert_eq!(compress("compress=zstd,compress=no").unwrap(), None);
-        for wrong in ["compress=zstd:16", "compress=zlib:10", "compress=brotli", "compress=zlib:x", "compress=lzo:4"] {
+        let clamped = [("zstd:19", 15), ("zstd:-40", -15), ("zlib:20", 9), ("lzo:3", 0)];
+        for (method, level) in clamped {
+            assert_eq!(
+                compress(&format!("compress={method}")).unwrap().map(|spec| spec.level),
+                Some(level),
+                "{method}"
+            );
+        }
+        for wrong in ["compress=brotli", "compress=zlib:x", "compress=zstd:"] {
             let error = compress(wrong).unwrap_err().to_string();
             assert!(error.contains(wrong), "{error}");
         }

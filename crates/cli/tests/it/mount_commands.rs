@@ -191,6 +191,12 @@ fn a_clone_makes_files_longer_where_the_kernel_keeps_sizes() {
         // A clone that fails does not change the size.
         refused(&bed.ubtrfs("filesystem clone --target-offset 5 m/source m/target"), &["multiples of the sector size"]);
         assert_eq!(fs::metadata(bed.at("m/target")).unwrap().len(), 100_006, "{options}");
+        // Source and target are one file: the range ends at the old end.
+        let own: Vec<u8> = Rng::new(3).bytes(65_536);
+        fs::write(bed.at("m/own"), &own).unwrap();
+        ok(bed.ubtrfs("filesystem clone --target-offset 1M m/own m/own"));
+        let grown = fs::read(bed.at("m/own")).unwrap();
+        assert!(grown.len() == (1 << 20) + 65_536 && grown[1 << 20..] == own && grown[..65_536] == own, "{options}");
         bed.unmount();
         bed.mount(options);
         let expected = [&source[..], b"append"].concat();
@@ -489,4 +495,31 @@ fn a_user_clones_a_file_that_nobody_may_write() {
     assert_eq!(fs::metadata(home.join("to")).unwrap().permissions().mode() & 0o777, 0o444);
     refused(&bed.ubtrfs("filesystem clone m/home m/home/other"), &["m/home is a directory"]);
     bed.check();
+}
+
+/// btrfs-convert marks the image of the old filesystem as read-only. With a change in it, the way back would be lost.
+#[test]
+fn the_image_that_btrfs_convert_saves_is_not_written() {
+    if !capability::kernel_oracle() || !capability::fuse() || !capability::program("btrfs-convert") {
+        return;
+    }
+    let dir = TempDir::with_prefix("ubtrfs-c-").unwrap();
+    let image = dir.path().join("image");
+    fs::File::create(&image).unwrap().set_len(300 << 20).unwrap();
+    let path = image.to_str().unwrap();
+    run("mkfs.ext4", ["-q", "-F", "-b", "4096", path]).unwrap();
+    run("btrfs-convert", [path]).unwrap();
+    let point = dir.path().join("m");
+    fs::create_dir(&point).unwrap();
+    ok(ubtrfs([OsStr::new("mount"), image.as_os_str(), point.as_os_str()]));
+    let saved = point.join("ext2_saved/image");
+    let denied = std::io::ErrorKind::PermissionDenied;
+    assert_eq!(fs::File::options().write(true).open(&saved).unwrap_err().kind(), denied);
+    assert_eq!(rustix::fs::truncate(&saved, 5), Err(rustix::io::Errno::ACCESS));
+    assert!(fs::read(&saved).unwrap()[1080..1082] == [0x53, 0xef], "the magic of ext4");
+    ok(ubtrfs([OsStr::new("umount"), point.as_os_str()]));
+    let inside = format!("{path}:/ext2_saved/image");
+    refused(&ubtrfs([OsStr::new("truncate"), OsStr::new("-s"), OsStr::new("5"), OsStr::new(&inside)]), &["ext2_saved"]);
+    btrfs_check(&image).unwrap();
+    run("btrfs-convert", ["-r", path]).unwrap();
 }

@@ -310,3 +310,21 @@ fn inode_numbers_are_unique_in_a_mount_and_the_same_after_the_next() {
     assert_eq!(again.trim(), "0", "no file is new to an incremental backup");
     ours.umount();
 }
+
+#[test]
+fn the_directory_of_a_nested_subvolume_in_a_snapshot_has_no_attributes() {
+    if !ready() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let ours = Ours::new(image.path());
+    ours.subvolume(&["create", "sub"]);
+    ours.subvolume(&["create", "sub/inner"]);
+    ours.subvolume(&["snapshot", "sub", "snapshot"]);
+    let set = |path: PathBuf| rustix::fs::setxattr(path, "user.name", b"value", rustix::fs::XattrFlags::empty());
+    assert_eq!(set(ours.at("snapshot/inner")), Err(rustix::io::Errno::OPNOTSUPP));
+    ours.umount();
+    let linux = LoopMount::new(image.path(), "").unwrap();
+    assert_eq!(set(linux.join("snapshot/inner")), Err(rustix::io::Errno::OPNOTSUPP));
+    linux.close().unwrap();
+}

@@ -191,6 +191,9 @@ fn live<P: Place>(place: P) -> Image {
     let (target, is_image) = (at("gone"), at("gone").contains(":/"));
     let words = if is_image { &["delete", "-o", "subvolid=5", &target][..] } else { &["delete", &target] };
     refused(&subvolume(words), &["cannot delete", "default"]);
+    // As on Linux, 0 means the top level too.
+    ok(subvolume(["set-default", "0", &at("")]));
+    assert_eq!(ok(subvolume(["get-default", &at("")])), "ID 5 (FS_TREE)\n");
     ok(subvolume(["set-default", "5", &at("")]));
     refused(&subvolume(["delete", "-c", &at("a")]), &["cannot delete", "other subvolumes"]);
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use ubtrfs_format::item::Compression;
 use ubtrfs_transaction::{Job, race_point};
 
-use crate::compression::CompressionMethod;
+use crate::compression::{CompressionMethod, MAX_UNCOMPRESSED};
 use crate::file::read::check_regular;
 use crate::inode::buf_pool::BUF_MAX;
 use crate::inode::state::{Inode, InodeState, Rewriting};
@@ -162,7 +162,12 @@ impl Fs {
         let Some(regular) = extent.extent.disk_extent().filter(|_| extent.is_data() && !extent.is_inline()) else {
             return Ok(false);
         };
-        let compresses = how.compress.is_some() && extent.extent.compression == Compression::None;
+        let (method, wanted) = (extent.extent.compression, how.compress.map(|spec| spec.kind));
+        let compresses = wanted.is_some() && method == Compression::None;
+        let is_full = method != Compression::None && on_disk(extent) >= MAX_UNCOMPRESSED as u64;
+        if is_full && wanted.is_none_or(|wanted| wanted == method) {
+            return Ok(false);
+        }
         if on_disk(extent) >= how.small_bytes && !compresses {
             return Ok(false);
         }

@@ -20,6 +20,7 @@ use ubtrfs_transaction::lock_rank::WriteGuard;
 use ubtrfs_transaction::{DataExtent, DataReservation, QuotaReservation};
 
 use crate::file::read::check_regular;
+use crate::file::write::check_not_read_only;
 use crate::inode::state::{Inode, InodeState};
 use crate::inode::writeback_lock::ExclusiveGuard;
 use crate::items::file_extent::{ExtentPlan, extents_in, last_extent_before, whole_extent};
@@ -48,6 +49,7 @@ impl Fs {
         let reservation = self.context.reserve(purpose)?;
         let (_locks, mut state) = lock(inode)?;
         check_regular(&state)?;
+        check_not_read_only(&state)?;
         // If the size stays the same, no times change, as on Linux. ftruncate and O_TRUNC change the times in any case;
         // the code for these calls sets the times itself.
         let time = (size != state.item.size).then(Timespec::now);

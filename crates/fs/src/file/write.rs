@@ -359,11 +359,20 @@ fn is_shortage(error: &EngineError) -> bool {
     matches!(error, EngineError::NoSpace | EngineError::QuotaExceeded)
 }
 
+/// Fails if nobody may write the file: btrfs-convert marks the image of the old filesystem so.
+pub(crate) fn check_not_read_only(state: &InodeState) -> Result<()> {
+    match state.has_flags(InodeFlags::READONLY) {
+        true => Err(Error::AccessDenied),
+        false => Ok(()),
+    }
+}
+
 /// Fails if the file's flags forbid a write at `offset`.
 pub(crate) fn check_may_write(state: &InodeState, offset: u64) -> Result<()> {
     if state.has_flags(InodeFlags::IMMUTABLE) {
         return Err(Error::NotPermitted("the file is immutable"));
     }
+    check_not_read_only(state)?;
     if state.has_flags(InodeFlags::APPEND) && offset < state.item.size {
         return Err(Error::NotPermitted("the file can only be appended to"));
     }

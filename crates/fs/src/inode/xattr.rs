@@ -267,6 +267,9 @@ impl Fs {
         if namespace == Namespace::Trusted && !caller.is_privileged() {
             return Err(Error::NotPermitted("only the superuser can use trusted attributes"));
         }
+        if id.is_stub() {
+            return Err(Error::NotSupported("attributes of the directory of a nested subvolume in a snapshot"));
+        }
         let inode = self.inode_to_change(id)?;
         // Removing an attribute frees space, so it needs no quota reservation.
         let quota = match value {

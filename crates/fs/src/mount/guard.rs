@@ -5,6 +5,7 @@ use ubtrfs_format::Ino;
 
 use crate::Fs;
 use crate::error::{Error, Result};
+use crate::file::write::check_not_read_only;
 use crate::inode::cache::FoundInode;
 use crate::inode::handle::load_item;
 use crate::inode::state::attr_of_item;
@@ -22,7 +23,8 @@ impl Fs {
         if self.read_only().is_some() {
             return Err(Error::ReadOnlyMount);
         }
-        self.inode_to_change(id).map(drop)
+        let inode = self.inode_to_change(id)?;
+        check_not_read_only(&*inode.read()?)
     }
 
     /// Returns the attributes of an inode that was found through a directory entry, and counts a lookup of it by the

@@ -13,12 +13,14 @@ impl Fs {
     pub(super) fn policy(&self, state: &InodeState) -> Policy {
         let flags = state.item.flags();
         let csums = !flags.contains(InodeFlags::NODATASUM);
-        let never = InodeFlags::NODATACOW | InodeFlags::NODATASUM | InodeFlags::PREALLOC;
-        if flags.intersects(never) {
+        if flags.intersects(InodeFlags::NODATACOW | InodeFlags::NODATASUM) {
             return Policy { compress: None, force: false, csums };
         }
         if let Some(method) = state.rewriting.and_then(|rewriting| rewriting.compress) {
             return Policy { compress: Some(method), force: true, csums };
+        }
+        if flags.contains(InodeFlags::PREALLOC) {
+            return Policy { compress: None, force: false, csums };
         }
         let option = self.options.compress;
         let force = option.is_some_and(|option| option.force);

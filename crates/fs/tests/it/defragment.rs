@@ -151,3 +151,46 @@ fn tiny_extents_that_are_contiguous_on_disk_are_joined() {
     fs.close().unwrap();
     btrfs_check(image.path()).unwrap();
 }
+
+#[test]
+fn compressed_extents_of_the_greatest_size_stay_as_they_are() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let fs = open(&image, "compress=zstd");
+    let id = fs.create(TOP, b"file", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+    fs.write_all(id, 0, &vec![7; 1 << 20]).unwrap();
+    fs.sync().unwrap();
+    assert_eq!(nr_extents(&fs, id), 8);
+    assert_eq!(fs.defragment(id, &Defragment::default(), &Job::new()).unwrap(), 0);
+    let same = Defragment { compress: Some(CompressSpec::new(Compression::Zstd)), ..Defragment::default() };
+    assert_eq!(fs.defragment(id, &same, &Job::new()).unwrap(), 0);
+    let other = Defragment { compress: Some(CompressSpec::new(Compression::Zlib)), ..Defragment::default() };
+    assert_eq!(fs.defragment(id, &other, &Job::new()).unwrap(), 1 << 20);
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+}
+
+/// Writes to a file that was preallocated are not compressed, but a defragmentation that is asked to compress does it.
+#[test]
+fn a_file_that_was_preallocated_is_compressed_on_request() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let fs = open(&image, "");
+    let id = fs.create(TOP, b"file", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+    fs.fallocate(id, 0, 1 << 20, ubtrfs_fs::FallocateMode::empty()).unwrap();
+    fs.write_all(id, 0, &vec![7; 1 << 20]).unwrap();
+    fs.sync().unwrap();
+    let how = Defragment { compress: Some(CompressSpec::new(Compression::Zstd)), ..Defragment::default() };
+    assert_eq!(fs.defragment(id, &how, &Job::new()).unwrap(), 1 << 20);
+    fs.sync().unwrap();
+    assert!(fs.extents(id).unwrap().iter().all(|extent| extent.compression == Compression::Zstd));
+    assert!(fs.read(id, 0, 1 << 20).unwrap() == vec![7; 1 << 20]);
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+}

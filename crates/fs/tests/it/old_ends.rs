@@ -14,8 +14,10 @@ const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
 /// Ends in the first sector, in another one, and at the end of a sector.
 const ENDS: [usize; 4] = [1023, 5000, 12_289, 8192];
 
+type SizeAfter = fn(u64) -> u64;
+
 /// The ways to grow a file: name, and the file's size afterwards for an end.
-const WAYS: [(&str, fn(u64) -> u64); 6] = [
+const WAYS: [(&str, SizeAfter); 6] = [
     ("truncate", |end| end + 543),
     ("far-truncate", |end| end + 9001),
     ("write", |end| end + 543),
@@ -33,7 +35,7 @@ fn files() -> impl Iterator<Item = (String, &'static str, usize, u64)> {
 fn grow(fs: &Fs, id: InodeId, way: &str, size: u64) {
     match way {
         "truncate" | "far-truncate" => {
-            drop(fs.setattr(id, &SetAttr { size: Some(size), ..SetAttr::default() }, &Caller::ROOT).unwrap())
+            fs.setattr(id, &SetAttr { size: Some(size), ..SetAttr::default() }, &Caller::ROOT).unwrap();
         }
         "write" | "far-write" => assert_eq!(fs.write(id, size - 1, b"y").unwrap(), 1),
         "clone" => {

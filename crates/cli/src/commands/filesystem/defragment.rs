@@ -10,8 +10,9 @@ use ubtrfs_control::defragment::{DefragmentCompression, DefragmentedFile, Reques
 
 use crate::commands::offline::{ImageOptions, ImageUse};
 use crate::commands::place::{CommandTarget, with_channel};
-use crate::common::{is_broken_pipe, parse_size, print_error, print_out, warn};
+use crate::common::{Shown as _, is_broken_pipe, parse_size, print_err, print_error, print_out, warn};
 use crate::job::with_progress_in_bytes;
+use crate::progs::is_progs;
 
 /// Join the small extents of files, and optionally compress them
 #[derive(clap::Args)]
@@ -134,6 +135,11 @@ fn list(target: &CommandTarget, done: &Response) -> anyhow::Result<()> {
 fn one(args: &Args, channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<Response> {
     let cannot = |error: &dyn std::fmt::Display| anyhow!("cannot defragment {target}: {error}");
     let is_dir = channel.is_dir(target.path()).map_err(|failure| cannot(&failure))?;
+    if is_dir == Some(true) && !args.recursive && is_progs() {
+        // On Linux, the command then works on the extent tree, where nothing is to be gained.
+        print_err(&format!("WARNING: directory specified but recursive mode not requested: {}", target.path().shown()));
+        return Ok(Response::default());
+    }
     if is_dir == Some(true) && !args.recursive {
         return Err(cannot(&"it is a directory; give -r for all files below it"));
     }

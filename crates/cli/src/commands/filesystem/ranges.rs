@@ -130,7 +130,7 @@ fn share(
     args: &RangeArgs,
     makes_target: bool,
     what: &'static str,
-    request: impl FnOnce(Ranges) -> Request,
+    request: fn(Ranges) -> Request,
 ) -> anyhow::Result<Response> {
     let (source, target) = (&args.source, &args.target);
     if !source.shares_filesystem_with(target) {
@@ -154,17 +154,19 @@ fn share(
         for (file, name) in [(&from, source), (&to, target)] {
             channel.flush_file(file).with_context(|| format!("cannot write back {name}"))?;
         }
-        let command = Command::File(request(ranges));
-        let ask = || {
-            let done = with_progress_in_bytes(what, |job| channel.call_with(command.clone(), &[&from, &to], job));
+        let ask = |ranges| {
+            let command = Command::File(request(ranges));
+            let done = with_progress_in_bytes(what, |job| channel.call_with(command, &[&from, &to], job));
             match done.with_context(|| format!("cannot share extents of {source} with {target}"))? {
                 ubtrfs_control::Response::File(response) => Ok(response),
                 _ => bail!("the server of {target} answered something else"),
             }
         };
-        let done = match ask()? {
+        let done = match ask(ranges)? {
             Response::GrowFirst { size } => {
-                grown(&to, size, ask).with_context(|| format!("cannot make {target} longer"))?
+                // Source and target may be one file, whose end is another one after it has grown.
+                let ranges = Ranges { len: size.saturating_sub(ranges.target), ..ranges };
+                grown(&to, size, || ask(ranges)).with_context(|| format!("cannot make {target} longer"))?
             }
             done => done,
         };
