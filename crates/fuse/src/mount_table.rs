@@ -17,6 +17,8 @@ use crate::remaining_mounts::User;
 pub(crate) struct MountInfo {
     /// The mount's number, which Linux may give to another mount after the unmount.
     pub(crate) id: u64,
+    /// The number of the mount that this one lies in.
+    pub(crate) parent: u64,
     pub(crate) dir: PathBuf,
     /// The directory of the filesystem that this mount shows, as a path from the filesystem's root. For bind mounts, it
     /// can be another directory than `/`.
@@ -172,8 +174,9 @@ fn mounts_of_process(process: &Path) -> Vec<MountInfo> {
 /// Fields: id, parent, device, root, mount point, options, optional fields up to `-`, type, source, options.
 fn parse_mountinfo(line: &[u8]) -> Option<MountInfo> {
     let mut fields = line.split(|&byte| byte == b' ');
-    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
-    let device = fields.nth(1)?.to_vec();
+    let mut number = || std::str::from_utf8(fields.next()?).ok()?.parse().ok();
+    let (id, parent) = (number()?, number()?);
+    let device = fields.next()?.to_vec();
     let root = unescape(fields.next()?);
     let dir = unescape(fields.next()?);
     let of_mount_point = fields.next()?;
@@ -182,6 +185,7 @@ fn parse_mountinfo(line: &[u8]) -> Option<MountInfo> {
     let options = [of_mount_point, of_filesystem].into_iter().flat_map(|list| list.split(|&byte| byte == b','));
     Some(MountInfo {
         id,
+        parent,
         dir: PathBuf::from(OsStr::from_bytes(&dir).to_owned()),
         root: PathBuf::from(OsStr::from_bytes(&root).to_owned()),
         kind: String::from_utf8_lossy(kind).into_owned(),
@@ -219,6 +223,7 @@ mod tests {
         let (dir, kind) = ("/mnt/with space".into(), "fuse.ubtrfs".into());
         let expected = MountInfo {
             id: 36,
+            parent: 35,
             dir,
             root: "/".into(),
             kind,

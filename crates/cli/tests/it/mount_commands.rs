@@ -515,7 +515,7 @@ fn the_image_that_btrfs_convert_saves_is_not_written() {
     let saved = point.join("ext2_saved/image");
     let denied = std::io::ErrorKind::PermissionDenied;
     assert_eq!(fs::File::options().write(true).open(&saved).unwrap_err().kind(), denied);
-    assert_eq!(rustix::fs::truncate(&saved, 5), Err(rustix::io::Errno::ACCESS));
+    assert!(run("truncate", ["-s", "5", saved.to_str().unwrap()]).is_err());
     assert!(fs::read(&saved).unwrap()[1080..1082] == [0x53, 0xef], "the magic of ext4");
     ok(ubtrfs([OsStr::new("umount"), point.as_os_str()]));
     let inside = format!("{path}:/ext2_saved/image");

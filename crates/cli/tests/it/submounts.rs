@@ -424,6 +424,62 @@ fn submounts_have_the_flags_of_the_mount() {
     scene.umount();
 }
 
+/// The kernel asks for the ACL of a directory that belongs to another user than the mounter.
+#[test]
+fn i4_a_subvolume_of_another_user_is_entered_at_once() {
+    let Some(scene) = Scene::new() else { return };
+    for name in ["m/a", "m/a/n"] {
+        std::os::unix::fs::chown(scene.path(name), Some(65534), Some(65534)).unwrap();
+        fs::set_permissions(scene.path(name), fs::Permissions::from_mode(0o2770)).unwrap();
+    }
+    scene.leave_all();
+    let begun = Instant::now();
+    assert_eq!(scene.stat("m/a").1, 256);
+    assert_eq!(scene.stat("m/a/n").1, 256);
+    assert_eq!(fs::read_dir(scene.path("m/dir/b/.")).unwrap().count(), 1);
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    let mut command = std::process::Command::new(NOBODY[0]);
+    let made = command.args(&NOBODY[1..]).arg("mkdir").arg(scene.path("m/a/n/by-nobody")).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    scene.umount();
+}
+
+#[test]
+fn i10_a_submount_has_the_restrictions_of_the_bind_mount_that_it_lies_in() {
+    let Some(scene) = Scene::new() else { return };
+    run("mount", ["--bind".into(), scene.path("m"), scene.path("other")]).unwrap();
+    run("mount", ["-o".into(), "remount,bind,ro,nosuid,nodev".into(), scene.path("other")]).unwrap();
+    let flags = |dir: &str| {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let dir = text(&scene.path(dir));
+        let line = table.lines().find(|line| line.split(' ').nth(4) == Some(&dir)).map(str::to_owned);
+        line.and_then(|line| line.split(' ').nth(5).map(str::to_owned)).unwrap_or_default()
+    };
+    // The kernel does not know the stubs below a new bind mount yet.
+    let begun = Instant::now();
+    let file = loop {
+        match ["other/a", "other/a/n"].iter().try_for_each(|dir| fs::metadata(scene.path(dir)).map(drop)) {
+            Ok(()) => break fs::File::open(scene.path("other/a/n/file")).unwrap(),
+            Err(error) => assert!(begun.elapsed() < Duration::from_secs(30), "{error}"),
+        }
+    };
+    // Longer than the time after which submounts are looked at.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(13) {
+        for dir in ["other/a", "other/a/n"] {
+            assert!(flags(dir).starts_with("ro,nosuid,nodev"), "{dir}: {}", flags(dir));
+            assert_eq!(errno(fs::write(scene.path(dir).join("x"), "")), Some(Errno::ROFS), "{dir}");
+        }
+        thread::sleep(Duration::from_millis(500));
+    }
+    assert!(fs::write(scene.path("m/a/x"), "").is_ok());
+    drop(file);
+    for dir in ["other/a/n", "other/a", "other"] {
+        run("umount", ["-l".into(), scene.path(dir)]).unwrap();
+    }
+    scene.umount();
+}
+
 #[test]
 fn a_new_mount_namespace_has_the_submounts_that_it_was_made_with() {
     let Some(scene) = Scene::new() else { return };

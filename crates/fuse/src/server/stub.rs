@@ -106,6 +106,11 @@ impl Server {
                 }
                 return Ok(());
             }
+            // I4. The kernel asks for the ACL of a stub whose owner is not root. Nobody uses the ACL of a stub.
+            Operation::Getxattr { .. } if submounts.is_own(req.pid) => {
+                return Err(RequestFailure::Errno(Errno::NODATA));
+            }
+            _ if submounts.is_own(req.pid) => {}
             Operation::Getattr | Operation::Statx | Operation::Statfs | Operation::Getxattr { .. } => {
                 place.aside(|| submounts.enter(id.root, PATIENCE));
             }

@@ -18,7 +18,7 @@
 //! - I3. The kernel checks permissions, so it asks for a stub's attributes before it looks up a name in the stub. It
 //!   then holds no lock. During the LOOKUP of a name in the stub, and during changes of the stub, it holds the stub's
 //!   lock, which mounting takes. So only requests without that lock wait for the mounter.
-//! - I4. The mounter walks through the views itself. Its requests wait for nothing.
+//! - I4. The mounter walks through the views itself, and the remover too. Their requests, of whatever kind, wait for nothing.
 //! - I5. The mounter mounts on an opened directory whose device and inode number prove that it is the stub. Users may
 //!   rename directories meanwhile.
 //! - I6. References of the kernel to stubs are not counted in `fs`. When a view ends, the kernel sends no FORGET, so all
@@ -28,10 +28,11 @@
 //! - I8. Only the mounter makes submounts, one at a time, and only the remover takes them away. A program may hold the lock of
 //!   a directory while it waits for the remover. So the remover takes no such lock: the names of mounted stubs are in the
 //!   kernel's memory.
-
 //! - I9. A walk is repeated once only, and opening a name as a path (`O_PATH`) asks for no attributes. So the mounter looks up
 //!   the stubs of a view before a program does. The kernel drops a name at once whose time is over when its use ends. So
 //!   these answers are valid for a short time ([`LEARNED_TTL`]); afterwards the kernel keeps the name, and asks for it again.
+//! - I10. A submount has all restrictions (`ro`, `nosuid` and others) of the mount in which it lies, which may be a bind mount.
+//!   Restrictions are added to a submount that is mounted already, and never taken from it.
 
 mod mounter;
 mod place;

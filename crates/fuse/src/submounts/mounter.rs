@@ -300,12 +300,24 @@ impl Submounts {
         let mounts = self.placed_mounts();
         // Most of them are in use, or are marked as unused by this call.
         let _ = self.unmount(mounts.iter(), Leaving::Expired, true);
-        let device = self.host.views.first().device.get().copied();
-        let first = mount_table::mounts().into_iter().find(|mount| mount.device_number() == device);
-        let Some(first) = first else { return };
-        let wanted = place::flags_of(&first);
-        for (mount, _) in self.placed_mounts().iter().filter(|(mount, _)| place::flags_of(mount) != wanted) {
-            if let Err(error) = place::inherit_flags(mount, &first) {
+        self.add_restrictions();
+    }
+
+    /// Gives submounts the flags of the mounts that they lie in, which may have been remounted (I10).
+    fn add_restrictions(&self) {
+        let (table, placed) = (mount_table::mounts(), self.placed_mounts());
+        let of_number = |id: u64| table.iter().find(|mount| mount.id == id);
+        let is_placed = |mount: &MountInfo| placed.iter().any(|(other, _)| other.id == mount.id);
+        for (mount, _) in &placed {
+            let mut around = of_number(mount.parent);
+            while let Some(submount) = around.filter(|around| is_placed(around)) {
+                around = of_number(submount.parent);
+            }
+            let Some(wanted) = around.map(place::flags_of) else { continue };
+            if place::flags_of(mount).contains(wanted) {
+                continue;
+            }
+            if let Err(error) = place::add_flags(mount, wanted) {
                 tracing::debug!("{}: {error}", mount.dir.display());
             }
         }

@@ -87,21 +87,20 @@ pub(super) fn place(
     mount: &MountInfo,
     subvolume: RootId,
 ) -> io::Result<(u64, PlacedOn)> {
-    copy_flags(tree, mount)?;
+    set_flags(tree, flags_of(mount))?;
     let how = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     move_mount(tree, "", &stub.dir, "", how)?;
     Ok((other_user::mount_id_of(tree)?, PlacedOn { subvolume, above: stub.above }))
 }
 
-/// Gives a mount the flags of another one.
-fn copy_flags(tree: impl AsFd, from: &MountInfo) -> io::Result<()> {
-    let set = flags_of(from);
+/// Gives a mount exactly these flags.
+fn set_flags(tree: impl AsFd, set: MountAttrFlags) -> io::Result<()> {
     change_mount_flags(tree, set, (OWN_FLAGS - set) | MountAttrFlags::MOUNT_ATTR__ATIME)
 }
 
-/// Gives a mount that the table of mounts shows the flags of another one.
-pub(super) fn inherit_flags(mount: &MountInfo, from: &MountInfo) -> io::Result<()> {
-    copy_flags(&open_root(mount)?, from)
+/// Adds flags to a mount that the table of mounts shows.
+pub(super) fn add_flags(mount: &MountInfo, flags: MountAttrFlags) -> io::Result<()> {
+    set_flags(&open_root(mount)?, flags_of(mount) | flags)
 }
 
 /// The flags that a mount has for itself.
