@@ -179,6 +179,9 @@ fn who_may_only_read_an_image_is_told_of_scrubs_that_only_look() {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let [a, b] = ["a", "b"].map(|name| text(&dir.path().join(name)));
     ok(ubtrfs(["mkfs", "-q", "-d", "raid1", "-m", "raid1", "-b", "200M", &a, &b]));
+    for image in [&a, &b] {
+        fs::set_permissions(image, fs::Permissions::from_mode(0o644)).unwrap();
+    }
     let as_user = |options: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs"));
         command.args(["scrub", "start"]).args(options).arg(&a).env("HOME", "/nonexistent");
