@@ -138,17 +138,15 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
         |members: &mut dyn Iterator<Item = &ScannedDevice>| members.filter_map(|member| member.generation).max();
     let newest_given = newest_of(&mut known.iter());
     // I10
-    let is_behind = |member: &ScannedDevice, newest: Option<u64>| {
-        member.generation.is_some_and(|generation| newest.is_some_and(|newest| generation.saturating_add(1) < newest))
-    };
-    let nr_known_at = |newest: Option<u64>| {
+    let nr_known_at = |newest: u64| {
+        let is_whole = |member: &ScannedDevice| !member.generation.is_some_and(|own| is_behind(own, newest));
         let counts = |member: &&ScannedDevice| {
             member.devid != TARGET_DEVID
-                && (member.is_seed || top.is_some_and(|top| top.fsid == member.fsid) && !is_behind(member, newest))
+                && (member.is_seed || top.is_some_and(|top| top.fsid == member.fsid) && is_whole(member))
         };
         known.iter().filter(counts).count() as u64
     };
-    let nr_known = nr_known_at(newest_given);
+    let nr_known = nr_known_at(newest_given.unwrap_or_default());
     let has_all = |first: &&ScannedDevice| nr_known >= first.nr_devices;
     let Some(first) = top.filter(|first| !has_all(first) || first.nr_devices > 1) else {
         return Ok(FoundMembers::default());
@@ -197,7 +195,7 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
     let newest = newest_of(&mut all()).unwrap_or_default();
     let nr_devices = all().max_by_key(|member| member.generation).map_or(first.nr_devices, |newest| newest.nr_devices);
     // Whether a found device says that all given ones missed changes. Then the copies have no judge.
-    let is_ahead = newest_given.is_none_or(|given| given.saturating_add(1) < newest);
+    let is_ahead = newest_given.is_none_or(|given| is_behind(given, newest));
     let mut members = FoundMembers::default();
     let devids: Vec<u64> = found.keys().copied().collect();
     for (_, mut candidates) in found {
@@ -215,7 +213,7 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
         let (mut whole, mut behind) = (Vec::new(), Vec::new());
         for member in candidates {
             match member.generation {
-                Some(generation) if generation.saturating_add(1) < newest => {
+                Some(generation) if is_behind(generation, newest) => {
                     behind.push(MissedChanges { path: member.path, generation, newest })
                 }
                 _ => whole.push(member),
@@ -244,7 +242,7 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
     let is_named =
         |seed: &ScannedDevice| known.iter().any(|given| (given.fsid, given.devid) == (seed.fsid, seed.devid));
     seeds.retain(|seed| !is_named(seed));
-    let nr_complete = nr_known_at(Some(newest)).saturating_add(members.found.len() as u64);
+    let nr_complete = nr_known_at(newest).saturating_add(members.found.len() as u64);
     if nr_complete >= nr_devices {
         members.left_out.clear();
     } else {
@@ -256,6 +254,11 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
         members.seeds.extend(may_be_below.map(possible));
     }
     Ok(members)
+}
+
+/// Whether a device of this generation missed changes (I5).
+fn is_behind(generation: u64, newest: u64) -> bool {
+    generation.saturating_add(1) < newest
 }
 
 /// The error for two seed devices that a filesystem could use (I4).

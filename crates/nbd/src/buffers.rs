@@ -1,40 +1,31 @@
 //! Parts of lists of buffers.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
 
 /// The buffers of the bytes `start..end` of a list of buffers. Bytes past the list's end are left out.
 pub(crate) fn part_mut<'p>(bufs: &'p mut [IoSliceMut<'_>], start: usize, end: usize) -> Vec<IoSliceMut<'p>> {
-    let mut part = Vec::new();
-    let mut at = 0usize;
-    for buf in bufs {
-        if at >= end {
-            break;
-        }
-        let next = at.saturating_add(buf.len());
-        let from = start.saturating_sub(at).min(buf.len());
-        let to = end.saturating_sub(at).min(buf.len());
-        if let Some(piece) = buf.get_mut(from..to).filter(|piece| !piece.is_empty()) {
-            part.push(IoSliceMut::new(piece));
-        }
-        at = next;
-    }
-    part
+    let mut cut = cut(start..end);
+    let pieces = bufs.iter_mut().map_while(|buf| cut(buf.len()).map(|piece| buf.get_mut(piece)));
+    pieces.flatten().filter(|piece| !piece.is_empty()).map(IoSliceMut::new).collect()
 }
 
 /// Works like [`part_mut`] for buffers that are read. Appends to `part`.
 pub(crate) fn push_part<'p>(part: &mut Vec<IoSlice<'p>>, bufs: &'p [IoSlice<'p>], start: usize, end: usize) {
+    let mut cut = cut(start..end);
+    let pieces = bufs.iter().map_while(|buf| cut(buf.len()).map(|piece| buf.get(piece)));
+    part.extend(pieces.flatten().filter(|piece| !piece.is_empty()).map(IoSlice::new));
+}
+
+/// A function that takes the lengths of consecutive buffers. It returns the range of each buffer that lies in `wanted`, and
+/// `None` after the end of `wanted`.
+fn cut(wanted: Range<usize>) -> impl FnMut(usize) -> Option<Range<usize>> {
     let mut at = 0usize;
-    for buf in bufs {
-        if at >= end {
-            break;
-        }
-        let next = at.saturating_add(buf.len());
-        let from = start.saturating_sub(at).min(buf.len());
-        let to = end.saturating_sub(at).min(buf.len());
-        if let Some(piece) = buf.get(from..to).filter(|piece| !piece.is_empty()) {
-            part.push(IoSlice::new(piece));
-        }
-        at = next;
+    move |len| {
+        let start = at;
+        at = at.saturating_add(len);
+        let within = |offset: usize| offset.saturating_sub(start).min(len);
+        (start < wanted.end).then(|| within(wanted.start)..within(wanted.end))
     }
 }
 

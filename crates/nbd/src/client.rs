@@ -119,7 +119,7 @@ impl Client {
         self
     }
 
-    /// What the server told of the export.
+    /// The size, the abilities and the block sizes of the export, from the handshake.
     pub fn export(&self) -> &ExportInfo {
         &self.export
     }

@@ -118,7 +118,7 @@ enum EarlyData {
     Zeros(usize),
 }
 
-/// What the reading thread does after a reply.
+/// The next step of the reading thread after a reply.
 enum AfterReply {
     GoOn,
     /// All replies of the thread's own operation have arrived.

@@ -21,7 +21,7 @@ use crate::wire::{self, BigEndianFields, info, option, option_reply};
 pub struct ExportInfo {
     /// Size in bytes.
     pub size_bytes: u64,
-    /// What the server can do.
+    /// The abilities of the server.
     pub flags: ExportFlags,
     /// Offsets and lengths of requests are multiples of this many bytes, a power of 2.
     pub min_block: u32,

@@ -149,14 +149,15 @@ impl Volumes {
         // Until a device in a new place has its superblock, it has one with the device id 0, which Linux refuses beside a
         // replacement that has ended.
         let (promoted, others): (Vec<_>, Vec<_>) = members.iter().cloned().partition(|member| member.is_promoted());
+        let sb = Arc::new(sb.clone());
         for wave in [promoted, others] {
-            let sb = sb.clone();
+            let sb = Arc::clone(&sb);
             self.on_members(wave, move |member| {
                 write_mirror(&sb, member, SUPERBLOCK_OFFSETS[0])?;
                 flush(member)
             })?;
         }
-        self.write_to_twins(sb, &SUPERBLOCK_OFFSETS[..1]);
+        self.write_to_twins(&sb, &SUPERBLOCK_OFFSETS[..1]);
         let written: Vec<Arc<Member>> = members.into_iter().filter(|member| member.is_complete()).collect();
         if written.is_empty() {
             return Err(Error::Bug { what: "C3: no device is in sync".to_owned() });

@@ -402,28 +402,14 @@ impl Volumes {
     /// Logical bytes that chunks of this type and profile can hold at most if the devices have nothing else.
     pub fn capacity_bytes(&self, flags: BlockGroupFlags) -> u64 {
         let devices = self.present();
-        let (Some(profile), Some(wish)) = (allocation::writable_profile(flags), self.wish(&devices, flags, u64::MAX))
-        else {
-            return 0;
-        };
-        let sizes = devices.iter().map(|device| device.total_bytes.saturating_sub(allocation::DEVICE_RESERVED));
-        match profile.fits_one_device() {
-            true => {
-                let all = sizes.fold(0, u64::saturating_add);
-                all.checked_div(u64::from(profile.dev_stripes)).unwrap_or(0)
-            }
-            false => allocation::allocatable_bytes(sizes.collect(), &wish),
-        }
+        let free = |device: &PlaceableDevice| device.total_bytes.saturating_sub(allocation::DEVICE_RESERVED);
+        self.capacity_of(&devices, devices.iter().map(free).collect(), flags)
     }
 
     /// Logical bytes that chunks of this type and profile can hold on the devices without `leaving`, if these chunks are
     /// gone from the devices that stay.
     pub fn capacity_without(&self, leaving: &[DevId], flags: BlockGroupFlags, gone: &[Arc<ChunkItem>]) -> u64 {
         let devices: Vec<_> = self.present().into_iter().filter(|device| !leaving.contains(&device.devid)).collect();
-        let (Some(profile), Some(wish)) = (allocation::writable_profile(flags), self.wish(&devices, flags, u64::MAX))
-        else {
-            return 0;
-        };
         let mut free: Vec<u64> =
             devices.iter().map(|device| self.with_space(device, DeviceSpace::unallocated_bytes)).collect();
         for chunk in gone {
@@ -433,8 +419,20 @@ impl Volumes {
                 }
             }
         }
+        self.capacity_of(&devices, free, flags)
+    }
+
+    /// Logical bytes that chunks of this type and profile can hold in the free bytes of each of these devices.
+    fn capacity_of(&self, devices: &[PlaceableDevice], free: Vec<u64>, flags: BlockGroupFlags) -> u64 {
+        let (Some(profile), Some(wish)) = (allocation::writable_profile(flags), self.wish(devices, flags, u64::MAX))
+        else {
+            return 0;
+        };
         match profile.fits_one_device() {
-            true => free.iter().sum::<u64>().checked_div(u64::from(profile.dev_stripes)).unwrap_or(0),
+            true => {
+                let all = free.into_iter().fold(0, u64::saturating_add);
+                all.checked_div(u64::from(profile.dev_stripes)).unwrap_or(0)
+            }
             false => allocation::allocatable_bytes(free, &wish),
         }
     }

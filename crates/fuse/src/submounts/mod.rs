@@ -256,7 +256,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a LOOKUP waits. The mounter may have to wait for the end of this LOOKUP, if the kernel has forgotten the name.
 pub(crate) const LOOKUP_PATIENCE: Duration = Duration::from_secs(3);
 
-/// What a thread, which waits for the answer to its request, does with the name that the request is about.
+/// The use of a name by the thread whose request looks the name up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NameUse {
     /// It walks through the name, or asks for the file.
@@ -267,8 +267,8 @@ pub(crate) enum NameUse {
     Remove,
 }
 
-/// What a thread does with a name. The kernel's stack of the thread tells a name on the way, which it only walks through, from
-/// the last one. A thread that is not visible, or that uses io_uring, counts as walking.
+/// The use of a name by a thread. The system call of the thread shows the use of the last name of a path. The stack in the
+/// kernel shows whether the name is the last one. A thread that is not visible, or that uses io_uring, counts as walking.
 pub(crate) fn name_use(thread: u32) -> NameUse {
     let call = std::fs::read_to_string(format!("/proc/{thread}/syscall")).unwrap_or_default();
     let number: Option<libc::c_long> = call.split_ascii_whitespace().next().and_then(|number| number.parse().ok());
