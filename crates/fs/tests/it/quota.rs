@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use crate::quota_rounds::{Numbers, ROOT, Rounds, TOP, numbers, numbers_shown, open, settle, write};
 use ubtrfs_device::Device;
+use ubtrfs_format::item::Compression;
 use ubtrfs_fs::{
-    Defragment, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, QgroupId, QuotaKind, RenameFlags, SetAttr,
-    XattrFlags,
+    CompressSpec, Defragment, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, QgroupId, QuotaKind,
+    RenameFlags, SetAttr, XattrFlags,
 };
 use ubtrfs_testkit::{
     Compare, Image, LoopMount, Medium, MediumDevice, Rng, btrfs_check, capability, check_medium, check_quotas,
@@ -611,7 +612,9 @@ fn defragmentation_holes_and_truncation_obey_limits() {
     };
     // Without compression, the file takes 60 MiB.
     let even = fs.lookup(a, b"even").unwrap().id;
-    assert_eq!(fs.defragment(even, &Defragment::default(), &Job::new()).unwrap_err().errno(), EDQUOT);
+    let no_compression = CompressSpec::new(Compression::None);
+    let uncompress = Defragment { compress: Some(no_compression), ..Defragment::default() };
+    assert_eq!(fs.defragment(even, &uncompress, &Job::new()).unwrap_err().errno(), EDQUOT);
     assert!(referenced(a) <= LIMIT, "defragmentation: {}", referenced(a));
     for at in (0..60 << 20).step_by(1 << 20) {
         assert!(fs.read(even, at, 1 << 20).unwrap() == content_of("even", at, 1 << 20), "{at}");
