@@ -66,7 +66,7 @@ mod view;
 
 pub use mount::{MountConfig, MountError, Mounted, SUBTYPE, cannot_open, check, is_root, mount};
 pub use mount_table::{holding_mount, image_mounted_at, mount_point_of, mount_points_of};
-pub use other_user::{HelperCommand, tell_control_name};
+pub use other_user::{HelperCommand, server_answers, tell_control_name};
 pub use sandbox::{Confinement, Identity, PrivilegedHelper, confine, serve_unmounts};
 pub use session::{Session, unmount, unmount_with_helper};
 pub use subtree::{DetachedMount, FirstMount};

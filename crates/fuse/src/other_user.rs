@@ -1,4 +1,4 @@
-//! Questions to the mounts of other users, whose servers may answer late or never.
+//! Questions to mounts whose servers may answer late or never, as those of other users.
 //!
 //! A thread that waits for such an answer cannot be ended, and its process cannot end either. Therefore a child process
 //! asks:
@@ -120,6 +120,13 @@ pub(crate) fn control_name(dir: &Path, helper: Option<HelperCommand<'_>>, until:
         (Some(uid), Some(helper)) => ask(helper(dir)?, uid, until),
         _ => read_control_name(dir, dir),
     }
+}
+
+/// Whether the server of the mount at this directory answers, whoever made the mount. The helper asks it (Q1).
+pub fn server_answers(dir: &Path, helper: HelperCommand<'_>) -> bool {
+    let asked =
+        helper(dir).and_then(|command| ask(command, rustix::process::geteuid().as_raw(), Instant::now() + PATIENCE));
+    !matches!(asked, Err(error) if error.kind() == io::ErrorKind::TimedOut)
 }
 
 /// Runs the child process and returns its answer (Q1).

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use ubtrfs_control::{Channel, InMountOfOther, Request, Response, Way, balance, find_file, replace};
+use ubtrfs_control::{Channel, InMountOfOther, Request, Response, Way, balance, find_file, replace, scrub};
 use ubtrfs_fuse::MountError;
 
 use super::place::await_server;
@@ -19,7 +19,7 @@ pub(crate) struct Args {
     /// Detach the mount at once even if it is in use, and wait until it is no longer used
     #[arg(short, long)]
     lazy: bool,
-    /// This process asks the server of another user's mount
+    /// This process asks a server which may not answer
     #[arg(long, hide = true)]
     ask: bool,
 }
@@ -44,7 +44,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(status)
 }
 
-/// The advice for a mount that is busy because of a balance or a replacement; `None` if none runs, or if the user may not
+/// The advice for a mount that is busy because of a balance, a replacement or a scrub; `None` if none runs, or if the user may not
 /// know.
 fn advice_about_work(dir: &Path) -> Option<String> {
     // The server of another user's mount may never answer.
@@ -65,16 +65,22 @@ fn advice_about_work(dir: &Path) -> Option<String> {
     match channel.call(Request::Replace(replace::Request::Status), &[]).ok()? {
         Response::Replace(replace::Response::Running(_)) => {
             let dir = dir.shown();
-            Some(format!(
+            return Some(format!(
                 "; a device is being replaced, see: ubtrfs replace status {dir}; to end that: ubtrfs replace cancel {dir}"
-            ))
+            ));
+        }
+        _ => {}
+    }
+    match channel.call(Request::Scrub(scrub::Request::Status), &[]).ok()? {
+        Response::Scrub(scrub::Response::Status(running)) if !running.is_empty() => {
+            Some(format!("; a scrub is running, end it with: ubtrfs scrub cancel {}", dir.shown()))
         }
         _ => None,
     }
 }
 
-/// The command of the process that asks the server of another user's mount.
-fn helper(dir: &Path) -> io::Result<Command> {
+/// The command of the process that asks a server which may not answer.
+pub(super) fn helper(dir: &Path) -> io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["umount", "--ask", "--"]).arg(dir);
     Ok(command)

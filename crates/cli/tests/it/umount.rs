@@ -495,6 +495,19 @@ fn root_does_not_wait_for_a_silent_server_of_another_user() {
     }
 }
 
+#[test]
+fn filesystem_show_leaves_out_a_server_that_does_not_answer() {
+    if !capability::fuse() || !capability::program("python3") || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    // A server of root's own.
+    let mut mount = SilentMount::new(",user_id=0,group_id=0,allow_other", "silent");
+    let shown = beside_silent_server(&mut mount, ["filesystem", "show"]);
+    assert!(shown.status.success());
+    let warning = format!("{}: its server does not answer", mount.at.display());
+    assert!(String::from_utf8_lossy(&shown.stderr).contains(&warning), "{shown:?}");
+}
+
 /// A busy mount is the moment when a command asks the server of a mount whether a balance runs.
 #[test]
 fn root_is_told_at_once_that_a_silent_mount_is_busy() {

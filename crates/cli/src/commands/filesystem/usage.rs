@@ -21,6 +21,7 @@ use super::{call, info, usage_table};
 use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, ImageUse};
 use crate::commands::place::{CommandTarget, with_channel};
+use crate::commands::umount;
 use crate::common::{Shown, each, print_json, print_out, print_progs_json, warn};
 use crate::progs::is_progs;
 use crate::units::{UnitLetters, Units};
@@ -315,7 +316,7 @@ fn is_id(word: &OsStr) -> bool {
     !word.as_encoded_bytes().contains(&b'/') && std::fs::symlink_metadata(word).is_err()
 }
 
-/// All filesystems that ubtrfs has mounted for root or this user, and whose servers answer.
+/// All filesystems that ubtrfs has mounted for root or this user. Warns of servers that do not answer.
 fn mounted() -> Vec<Described> {
     let mut seen: Vec<Vec<u8>> = Vec::new();
     let mut found = Vec::new();
@@ -325,7 +326,13 @@ fn mounted() -> Vec<Described> {
         }
         seen.push(mount.filesystem().to_vec());
         let target = CommandTarget::Mounted(mount.dir().to_owned());
-        found.extend(target.await_server().and_then(|()| Described::of(&target, &ImageOptions::default())));
+        if let Err(error) = target.await_server() {
+            warn(&format!("{error}; its filesystem is left out"));
+        } else if ubtrfs_fuse::server_answers(mount.dir(), &umount::helper) {
+            found.extend(Described::of(&target, &ImageOptions::default()));
+        } else {
+            warn(&format!("{}: its server does not answer, so its filesystem is left out", mount.dir().shown()));
+        }
     }
     found
 }
