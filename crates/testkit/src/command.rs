@@ -41,12 +41,13 @@ pub(crate) fn untroubled<T>(run: impl Fn() -> T, text: impl Fn(&T) -> String) ->
 }
 
 /// Messages of disturbed tools. A message has both texts of its row.
-const TROUBLE: [[&str; 2]; 5] = [
+const TROUBLE: [[&str; 2]; 6] = [
     ["mount status", "Transport endpoint is not connected"],
     ["mount status", "Software caused connection abort"],
     ["mount status", "No such device"],
     ["umount: ", "target is busy"],
     ["cannot unregister device", "Device or resource busy"],
+    ["cannot open device '/dev/loop", "Device or resource busy"],
 ];
 const TROUBLED_TRIES: u32 = 100;
 

@@ -196,7 +196,9 @@ impl Volumes {
             }
             missing.as_ref()?;
             if !self.degraded {
-                return Some("a filesystem with missing devices is written only with -o degraded".to_owned());
+                return Some(
+                    "devices are missing: name them with -o device=, or write without them with -o degraded".to_owned(),
+                );
             }
             let lost = chunks.iter().find(|chunk| !self.survives(chunk, None))?;
             let name = Profile::name_of(lost.item.flags);

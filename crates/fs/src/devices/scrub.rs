@@ -223,7 +223,8 @@ impl Fs {
         for file in uses.iter().filter(is_bad) {
             let id = InodeId { root: file.root, ino: file.ino };
             let is_known = findings.lock().files.contains_key(&id);
-            let path = if is_known { None } else { self.path_of(id).ok() };
+            // A deleted file that is still open has no name.
+            let path = if is_known { None } else { self.path_of(id).ok().filter(|path| !path.is_empty()) };
             let mut findings = findings.lock();
             if findings.files.len() < FILES_MAX || is_known {
                 findings.files.entry(id).or_insert((path, Damage::default())).1.add(finding);

@@ -259,6 +259,29 @@ fn repairs_before_a_cancellation_are_counted() {
 }
 
 #[test]
+fn a_damaged_file_without_a_name_is_told_by_its_number() {
+    let devices = array("single", "dup", 1, 16384);
+    let options = MountOptions { track_lookups: true, ..MountOptions::default() };
+    let fs = Fs::open(vec![Arc::clone(&devices[0]) as Arc<dyn Device>], options).unwrap();
+    let id = fs.tmpfile(TOP, 0o600, &ROOT).unwrap().id;
+    let data = content(MIB as usize, 1);
+    fs.write(id, 0, &data).unwrap();
+    fs.sync().unwrap();
+    let mut sector = vec![0; SECTOR as usize];
+    let is_first = |at: &u64| {
+        devices[0].content().read(*at, &mut sector);
+        data.starts_with(&sector)
+    };
+    let at = (MIB..300 * MIB).step_by(SECTOR as usize).find(is_first).unwrap();
+    devices[0].write_at(at, &[7; SECTOR as usize]).unwrap();
+    let report = scrub(&fs, 1, true);
+    let damages: Vec<_> =
+        report.files.iter().map(|(id, path, damage)| (*id, path.clone(), damage.lost_bytes)).collect();
+    assert_eq!(damages, [(id, None, SECTOR)]);
+    fs.close().unwrap();
+}
+
+#[test]
 fn a_bad_superblock_is_written_again() {
     let devices = array("single", "dup", 1, 16384);
     let fs = open(&devices, "");

@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use ubtrfs_control::{Channel, filesystem};
 use ubtrfs_device::{Access, Device, OpenError, is_url};
+use ubtrfs_format::Profile;
 use ubtrfs_fs::{Caller, DeviceSummary, Fs, MemberState, MountOptions, SetAttr, SubvolumeInfo};
 use ubtrfs_fuse::transport::Transport;
 use ubtrfs_fuse::{DetachedMount, Identity, MountConfig, MountError, Mounted, PrivilegedHelper, Session};
@@ -554,10 +555,17 @@ fn missing_note(fs: &Fs, args: &Args) -> Option<String> {
         return None;
     }
     let dir = args.dir.shown();
+    // A device is removed only if the profiles need no more devices than are left.
+    let nr_left = devices.iter().filter(|device| device.state.is_usable() && !device.is_seed).count();
+    let nr_needed =
+        fs.block_groups().iter().filter_map(|group| Profile::of(group.flags)).map(|profile| profile.devs_min).max();
+    let on_those_left = match nr_needed.is_none_or(|needed| usize::from(needed) <= nr_left) {
+        true => format!(", or on those that are left: ubtrfs device remove missing {dir}"),
+        false => String::new(),
+    };
     Some(format!(
         "{} is mounted without {}: some content has fewer copies than it should; mount again with all devices named, or make new \
-         copies on another device: ubtrfs replace start missing DEVICE {dir}, or on those that are left: ubtrfs device remove \
-         missing {dir}; see: ubtrfs filesystem usage {dir}",
+         copies on another device: ubtrfs replace start missing DEVICE {dir}{on_those_left}; see: ubtrfs filesystem usage {dir}",
         args.device.shown(),
         missing.join(", "),
     ))
