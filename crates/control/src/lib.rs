@@ -64,6 +64,7 @@ mod byte_queue;
 mod bytes;
 mod caller;
 mod client;
+mod connection;
 pub mod defragment;
 pub mod device;
 mod dir_part;
@@ -96,10 +97,8 @@ mod wire;
 
 pub use byte_queue::ByteQueue;
 pub use caller::CommandCaller;
-pub use client::{
-    Channel, ConnectError, CreatedFile, MountChannel, OpenedFile, await_unmount, connect_to_unmount,
-    connect_to_unmount_within, unexpected,
-};
+pub use client::{Channel, ConnectError, CreatedFile, MountChannel, OpenedFile, unexpected};
+pub use connection::{await_unmount, connect_to_unmount, connect_to_unmount_within};
 pub use execute::{CommandContext, FileNr, Host, OpenFile, PlainHost, execute, open_device};
 pub use failure::{CommandFailure, Result};
 pub use message::{Direction, Request, Response};

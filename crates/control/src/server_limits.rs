@@ -10,7 +10,7 @@ use crate::failure::{CommandFailure, Result};
 use crate::relay::ClientSide;
 use crate::wire::{DATA, Frame, Wire};
 
-/// The limits of another user's server (L5 of `client`).
+/// The limits of another user's server (L5 of `connection`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServerLimits {
     /// Bytes of a message.

@@ -37,7 +37,7 @@ impl<'r> Reporter<'r> {
     }
 
     /// Sends the progress if it changed, and repeats it for clients that wait only for a server that gives signs of life (L5
-    /// of `client`). A client that reads slowly misses some messages.
+    /// of `connection`). A client that reads slowly misses some messages.
     pub(crate) fn report(&mut self) {
         let now = self.job.progress();
         let now = ProgressMessage { done: now.done, total: now.total, step: now.step };

@@ -3,7 +3,7 @@
 //!
 //! - W1. The server does not wait for a client forever: reading a request has a deadline, and writing gives up if the
 //!   other end reads nothing for [`WRITE_PATIENCE`]. A client waits for its answer until the server closes the
-//!   connection, and for that of another user's server for a limited time (L5 of `client`).
+//!   connection, and for that of another user's server for a limited time (L5 of `connection`).
 //! - W2. Memory grows with the bytes that have arrived, not with the length that the other end announces.
 //! - W3. A frame that is too long or has too many descriptors is an error, and its descriptors are closed.
 //! - W4. A client receives no descriptors, nor does a server from a stranger (S1 of `sent_files`). Reading the attributes
