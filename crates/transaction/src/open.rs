@@ -203,6 +203,7 @@ impl Loaded {
         let store = Arc::new(NodeStore::new(Arc::clone(&volumes), check, nodesize, cache_bytes));
         let missing = |error| volumes.naming_missing(error);
         let chunk_tree_uuid = load_chunk_tree(&volumes, &store, &superblock).map_err(missing)?;
+        volumes.count_devices(&mut superblock);
         // Profiles and missing devices are known now, because the chunk map is loaded.
         let refusal = went_back.or_else(|| volumes.write_refusal());
         check_one_history(&volumes, geometry.csum_type)?;

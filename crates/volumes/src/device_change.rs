@@ -128,6 +128,18 @@ impl Volumes {
         Ok(())
     }
 
+    /// Corrects a superblock that counts fewer devices than the chunk tree has, as Linux does. Must be called before the
+    /// first commit, once all device items are loaded.
+    pub fn count_devices(&self, superblock: &mut Superblock) {
+        let nr_known = self.members().iter().filter(|member| member.is_known()).count() as u64;
+        if nr_known > superblock.num_devices {
+            let counted = superblock.num_devices;
+            tracing::warn!("the superblock counts {counted} devices, and the chunk tree has {nr_known}: corrected");
+            superblock.num_devices = nr_known;
+            self.nr_devices.store(nr_known, Ordering::Release);
+        }
+    }
+
     /// Waits until no reader uses a device from which all chunks were moved (D2). Returns false if chunks are left.
     pub fn await_unused(&self, devid: DevId) -> bool {
         let until = Instant::now().checked_add(READERS_PATIENCE);

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ubtrfs_device::{Device, FileDevice, MemoryDevice};
 use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem, BlockGroupFlags};
+use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, Ino, RootId};
 use ubtrfs_fs::{Caller, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, ReplaceReport, ReplaceRequest};
 use ubtrfs_mkfs::{MkfsOptions, make_array};
@@ -530,6 +531,31 @@ fn a_replaced_device_that_keeps_its_superblock_is_left_out() {
     verify(&fs, 1);
     let paths: Vec<_> = fs.space_usage().devices.iter().map(|device| device.path.clone().unwrap()).collect();
     assert!(paths.iter().all(|path| !path.ends_with("/1.img")), "{paths:?}");
+    fs.close().unwrap();
+}
+
+#[test]
+fn a_superblock_that_counts_too_few_devices_is_corrected() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let array = Array::new(&["-d", "raid1", "-m", "raid1"], &[300, 300]);
+    for image in &array.images {
+        let device = open_device(image);
+        let mut raw = vec![0; 4096];
+        device.read_at(65536, &mut raw).unwrap();
+        let mut superblock = Superblock::decode(&raw).unwrap();
+        superblock.num_devices = 1;
+        device.write_at(65536, &superblock.encode_with_csum()).unwrap();
+    }
+    let fs = array.open();
+    assert_eq!(fs.read_only(), None);
+    fill(&fs, 1);
+    fs.close().unwrap();
+    drop(fs);
+    array.judge(|_| ());
+    let fs = array.open();
+    verify(&fs, 1);
     fs.close().unwrap();
 }
 
