@@ -8,6 +8,9 @@
 //! The server also fetches dirty pages before it answers with the attributes of a file that seems to have no data:
 //! programs trust `st_blocks` and never seek.
 //!
+//! Before an ioctl makes a snapshot, the server fetches the dirty pages of all files of the source that are open for
+//! writing, as Linux's btrfs writes all dirty data of a subvolume before it makes a snapshot of it.
+//!
 //! K1. To give up dirty pages, the kernel sends write requests and waits for the answers. So the server makes the
 //!     kernel give up pages only while another thread receives requests.
 
@@ -43,8 +46,9 @@ impl PageFlusher {
     }
 
     /// The flusher of a view that is mounted with these options.
-    pub(crate) fn of(view: &FuseView, config: &MountConfig) -> Self {
-        Self::new(view.notifier.clone(), config.writeback_cache, !config.no_open)
+    pub(crate) fn of(view: &FuseView, config: &MountConfig) -> Arc<Self> {
+        let make = || Arc::new(Self::new(view.notifier.clone(), config.writeback_cache, !config.no_open));
+        Arc::clone(view.pages.get_or_init(make))
     }
 
     /// The map of `writers` that has the node's number of opens.
@@ -113,6 +117,20 @@ impl PageFlusher {
             tracing::debug!("node {node}: the kernel keeps its pages: {error}");
         }
         matches!(done, Some(Ok(())))
+    }
+
+    /// Makes the kernel write back the dirty pages of the files that are open for writing and of which `is_wanted` holds.
+    /// Must be called aside, as K1 demands.
+    pub(crate) fn fetch_data_of(&self, is_wanted: impl Fn(u64) -> bool) {
+        let Some(notifier) = self.notifier.get() else { return };
+        for part in &self.writers {
+            let nodes: Vec<u64> = part.lock().keys().copied().filter(|node| is_wanted(*node)).collect();
+            for node in nodes {
+                if let Err(error) = notifier.inval_inode(node, 0, 0) {
+                    tracing::debug!("node {node}: the kernel keeps its pages: {error}");
+                }
+            }
+        }
     }
 }
 

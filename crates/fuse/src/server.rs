@@ -140,7 +140,7 @@ impl Server {
         Self {
             fs,
             nodes: Arc::clone(&view.nodes),
-            seeker: Arc::new(PageFlusher::of(&view, config)),
+            seeker: PageFlusher::of(&view, config),
             view,
             submounts,
             stubs,
@@ -166,7 +166,7 @@ impl Server {
     /// Makes the server of another view of the filesystem.
     pub(crate) fn with_view(&self, view: Arc<FuseView>, config: &MountConfig) -> Self {
         let (stubs, dir_ends, listings, running_programs, removed_capability) = Default::default();
-        let (nodes, seeker) = (Arc::clone(&view.nodes), Arc::new(PageFlusher::of(&view, config)));
+        let (nodes, seeker) = (Arc::clone(&view.nodes), PageFlusher::of(&view, config));
         Self {
             view,
             nodes,

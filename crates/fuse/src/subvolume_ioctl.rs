@@ -1,8 +1,9 @@
 //! The ioctls on subvolumes. Each ioctl runs a command of crate `control`.
 //!
-//! SNAP_CREATE names its source by a descriptor of the caller, which is looked up in /proc. A snapshot made by
-//! SNAP_CREATE lacks data that programs wrote through mmap (with the kernel's writeback cache: by any write) and that
-//! the kernel has not written back; the command `ubtrfs subvolume snapshot` makes the kernel write back all data first.
+//! SNAP_CREATE names its source by a descriptor of the caller, which is looked up in /proc. The kernel first writes back
+//! the source's dirty pages (`seek`). With `no_open`, the server does not know which files have any, so the snapshot
+//! lacks data that programs wrote through mmap shortly before; the command `ubtrfs subvolume snapshot` makes the kernel
+//! write back all data first.
 //!
 //! `struct btrfs_ioctl_vol_args`, 4096 bytes: a file descriptor (8 bytes; it refers to the source if a snapshot is
 //! made), and a name that ends in a zero byte.
@@ -102,14 +103,29 @@ impl SubvolumeIoctl<'_> {
         if !name.is_empty() {
             check_new_name(name)?;
         }
-        // A number that does not fit into 32 bits is replaced by a number that no descriptor has.
-        let source = self.host.inode_of(self.req, u32::try_from(descriptor).unwrap_or(u32::MAX))?;
+        let source = self.source(descriptor)?;
         check_new_name(name)?;
         // As on Linux, a snapshot gets the limits of its source in place of those in the request.
         let qgroups = inherited.qgroups;
         let request = Wanted::Snapshot { source: 0, dir: 1, name: name.to_vec(), read_only, qgroups };
         self.host.run(self.fs, self.req, &[source, self.id], ControlRequest::Subvolume(request))?;
         Ok(Found::Done)
+    }
+
+    /// The inode that the caller has open under this descriptor number.
+    fn source(&self, descriptor: u64) -> Result<InodeId> {
+        // A number that does not fit into 32 bits is replaced by a number that no descriptor has.
+        self.host.inode_of(self.req, u32::try_from(descriptor).unwrap_or(u32::MAX))
+    }
+
+    /// Makes the kernel write back the dirty pages of the subvolume whose root directory the caller has open under this
+    /// descriptor number. If no thread is left to receive them, or the descriptor is wrong, does nothing.
+    fn fetch_data_of_source(&self, descriptor: u64, place: &WorkerPlace<'_>) {
+        let Ok(source) = place.aside(|| self.source(descriptor)) else { return };
+        let Some(view) = self.host.views.of(source.root) else { return };
+        let Some(pages) = view.pages.get() else { return };
+        let is_of_source = |node| view.nodes.id(node).is_some_and(|id| id.root == source.root);
+        let _ = place.aside_for_kernel(|| pages.fetch_data_of(is_of_source));
     }
 
     /// The quota groups and limits of a new subvolume, if the flags of a `struct btrfs_ioctl_vol_args_v2` ask for it. The
@@ -160,6 +176,9 @@ pub(crate) fn ioctl(
 ) -> Option<Result<Vec<u8>>> {
     if !HANDLED.contains(&cmd) {
         return None;
+    }
+    if let (BTRFS_IOC_SNAP_CREATE | BTRFS_IOC_SNAP_CREATE_V2, Ok(descriptor)) = (cmd, word(data)) {
+        command.fetch_data_of_source(descriptor, place);
     }
     let done = place.aside(|| answer(command, cmd, data));
     const CHANGE_NAMES: [u32; 6] = [

@@ -17,6 +17,7 @@ use ubtrfs_fs::InodeId;
 
 use crate::name_cache::NameCache;
 use crate::node::NodeIds;
+use crate::seek::PageFlusher;
 use crate::transport::Notifier;
 
 /// One FUSE filesystem.
@@ -28,6 +29,8 @@ pub(crate) struct FuseView {
     pub(crate) names: NameCache,
     /// Set once the connection exists.
     pub(crate) notifier: Arc<OnceLock<Notifier>>,
+    /// Makes the kernel write back dirty pages; set once the view has a server.
+    pub(crate) pages: OnceLock<Arc<PageFlusher>>,
     /// The device number (`st_dev`), once the view is mounted.
     pub(crate) device: OnceLock<u64>,
     /// A number that no other view of this process has.
@@ -38,7 +41,8 @@ impl FuseView {
     pub(crate) fn new(subvolume: RootId, nodes: NodeIds, serial: u64) -> Self {
         let notifier = Arc::new(OnceLock::new());
         let names = NameCache::new(notifier.clone());
-        Self { subvolume, nodes: Arc::new(nodes), names, notifier, device: OnceLock::new(), serial }
+        let (nodes, pages, device) = (Arc::new(nodes), OnceLock::new(), OnceLock::new());
+        Self { subvolume, nodes, names, notifier, pages, device, serial }
     }
 
     /// A number for a request of this view that no request of another view has.

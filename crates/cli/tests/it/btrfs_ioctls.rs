@@ -136,3 +136,50 @@ fn a_descriptor_of_the_caller_names_the_source_of_a_snapshot() {
         compare(&on_both(&image(), options, "snapshot"));
     }
 }
+
+/// Before a snapshot, Linux writes back what programs stored in memory maps of the source's files.
+#[test]
+fn a_snapshot_by_ioctl_has_what_programs_stored_in_maps() {
+    if !ready() {
+        return;
+    }
+    const STORE: &str = r#"
+import fcntl, mmap, os, struct, sys
+base, number = sys.argv[1], 0
+def snapshot(source, target, name):
+    s, d = os.open(source, os.O_RDONLY), os.open(target, os.O_RDONLY)
+    args = bytearray(struct.pack("qQQ32x", s, 0, 0) + name.encode().ljust(4040, b"\0"))
+    fcntl.ioctl(d, 0x50009417, args)
+    os.close(s)
+    os.close(d)
+for target in ("", "dir", "a"):
+    for how in ("write", "map"):
+        files = []
+        for part in range(3):
+            fd = os.open(f"{base}/a/file{part}", os.O_RDWR | os.O_CREAT, 0o644)
+            os.ftruncate(fd, 40000)
+            number += 1
+            tag = f"content {number}".encode().ljust(20000, b".")
+            if how == "write":
+                os.pwrite(fd, tag, 100)
+            else:
+                mmap.mmap(fd, 40000)[100:20100] = tag
+            files.append((fd, part, tag))
+        name = f"snapshot-{how}-{number}"
+        snapshot(f"{base}/a", f"{base}/{target}", name)
+        for fd, part, tag in files:
+            with open(f"{base}/{target}/{name}/file{part}", "rb") as copy:
+                assert copy.read()[100:20100] == tag, f"{how} {part} in {target}"
+            os.close(fd)
+"#;
+    for options in ["allow_other", "writeback_cache"] {
+        let image = image();
+        let dir = TempDir::with_prefix("ubtrfs-ioctls-").unwrap();
+        let at = dir.path().to_str().unwrap();
+        run(UBTRFS, ["mount", "-o", options, image.path().to_str().unwrap(), at]).unwrap();
+        let stored = Command::new("timeout").args(["-k", "5", "100", "python3", "-c", STORE, at]).output().unwrap();
+        run(UBTRFS, ["umount", at]).unwrap();
+        assert!(stored.status.success(), "{options}: {}", String::from_utf8_lossy(&stored.stderr));
+        btrfs_check(image.path()).unwrap();
+    }
+}
