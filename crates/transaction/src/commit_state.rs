@@ -10,7 +10,7 @@
 //! - I2. The superblock in [`CommitState`] is the superblock of the last commit, and only the holder of the commit lock
 //!   replaces it. The superblock that an fsync writes for a log is not kept here.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use ubtrfs_format::Generation;
@@ -25,6 +25,8 @@ use crate::qgroup::account::QuotaWork;
 pub(crate) struct CommitState {
     work: RankedMutex<CommitWork>,
     committed: AtomicU64,
+    /// Whether commits are held back. Changes only under the commit lock (H1 of `commit::held`).
+    pub(crate) is_held: AtomicBool,
     superblock: RwLock<Superblock>,
     /// Feature bits for the superblock of each commit, noted when items that need them are put. Bits are set and never
     /// cleared.
@@ -62,6 +64,7 @@ impl CommitState {
         Self {
             work: RankedMutex::new(Rank::Commit, work),
             committed: AtomicU64::new(superblock.generation.0),
+            is_held: AtomicBool::new(false),
             superblock: RwLock::new(superblock),
             noted_incompat: AtomicU64::new(0),
             noted_label: Mutex::new(None),

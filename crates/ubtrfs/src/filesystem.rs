@@ -353,6 +353,57 @@ impl Filesystem {
         self.engine().sync().while_doing("sync", &self.shared.device)
     }
 
+    /// Does several changes, which become durable together when `work` returns `Ok`. If `work` returns an error or panics,
+    /// or the program ends meanwhile, the devices keep the state before the call.
+    ///
+    /// Changes that other threads make meanwhile belong to the transaction. In it, these fail: `sync` and `sync_all`,
+    /// making subvolumes and snapshots, and a second transaction. Space that is freed is not available before the end.
+    /// After a transaction that failed, the filesystem cannot be changed: close it, and open it again.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let scratch = tempfile::tempdir()?;
+    /// # let image = scratch.path().join("disk.img");
+    /// # ubtrfs::Filesystem::make_image(&image, 256 << 20)?.close()?;
+    /// let fs = ubtrfs::Filesystem::open_image(&image)?;
+    /// fs.transaction(|| {
+    ///     fs.write("/config.new", "color = green\n")?;
+    ///     fs.rename("/config.new", "/config")
+    /// })?;
+    /// let failed = fs.transaction(|| {
+    ///     fs.remove_file("/config")?;
+    ///     fs.rename("/missing", "/config")
+    /// });
+    /// assert!(failed.is_err() && fs.close().is_err());
+    /// let fs = ubtrfs::Filesystem::open_image(&image)?;
+    /// assert_eq!(fs.read("/config")?, b"color = green\n");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The error of `work`. `InvalidInput` if a transaction runs already. An error of writing the changes.
+    pub fn transaction<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        /// Undoes the changes when it is dropped before they are durable.
+        struct Undo<'f> {
+            fs: &'f Fs,
+            is_durable: bool,
+        }
+        impl Drop for Undo<'_> {
+            fn drop(&mut self) {
+                if !self.is_durable {
+                    self.fs.abort("a transaction failed".to_owned());
+                }
+            }
+        }
+        let name = &self.shared.device;
+        self.engine().begin_atomic().while_doing("begin a transaction in", name)?;
+        let mut undo = Undo { fs: self.engine(), is_durable: false };
+        let done = work()?;
+        self.engine().commit_atomic().while_doing("commit a transaction in", name)?;
+        undo.is_durable = true;
+        Ok(done)
+    }
+
     /// Makes all changes durable and closes the filesystem. Later changes through other handles fail.
     ///
     /// ```

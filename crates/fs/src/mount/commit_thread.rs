@@ -74,6 +74,10 @@ fn run(requests: &CommitRequests, fs: &Weak<Fs>, interval: Duration) {
             }
             continue;
         }
+        if fs.engine.holds_commits() {
+            dirty_since = None;
+            continue;
+        }
         if requests.take_changes() {
             last_news = Instant::now();
             has_failed = false;
@@ -112,7 +116,7 @@ fn run(requests: &CommitRequests, fs: &Weak<Fs>, interval: Duration) {
 /// Does the requested work; returns `None` if no work is requested.
 fn do_requested(requests: &CommitRequests, fs: &Fs) -> Option<ubtrfs_error::Result<()>> {
     match requests.take_work()? {
-        BackgroundWork::Commit => Some(fs.engine.commit()),
+        BackgroundWork::Commit => Some(fs.engine.commit_to_reclaim()),
         BackgroundWork::FlushDelayedItems => Some(fs.engine.flush_delayed_items()),
     }
 }

@@ -1,6 +1,7 @@
 //! An open filesystem: opening and closing, options, memory budget, background commits, log replay, statistics.
 //!
 //! - `fs`: opening, syncing, closing.
+//! - `atomic`: transactions of several changes.
 //! - `memory_budget`: dividing the memory.
 //! - `commit_thread`: starting commits in the background.
 //! - `engine_requests`: requests of the engine to this crate.
@@ -9,6 +10,7 @@
 //! - `guard`: calls that only a FUSE server needs.
 //! - `stats`: counters.
 
+mod atomic;
 pub(crate) mod commit_thread;
 mod engine_requests;
 pub(crate) mod fs;

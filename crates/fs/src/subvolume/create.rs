@@ -174,6 +174,8 @@ impl Fs {
         reservation: MetadataReservation<'_>,
         content: impl FnOnce(Timespec, Generation, Option<Acl>) -> NewContent,
     ) -> Result<InodeId> {
+        // The directory changes in memory before the commit.
+        self.engine.check_not_held()?;
         dir_item::check_new_name(name)?;
         let dir_inode = self.inode_to_change(dir)?;
         let mut state = dir_inode.write()?;

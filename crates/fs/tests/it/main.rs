@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod arrays;
+mod atomic;
 mod balance;
 mod block_groups;
 mod commit_races;

@@ -24,7 +24,7 @@
 
 use std::sync::Arc;
 
-use ubtrfs_error::Result;
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::Generation;
 
 use crate::commit_state::CommitWork;
@@ -43,7 +43,14 @@ impl Engine {
         self.abort_state.check_not_aborted()?;
         let mut work = self.commit_state.lock();
         self.abort_state.check_not_failed()?;
-        if !self.rows_are_worth_an_apply(work.refs.len()) {
+        if self.holds_commits() {
+            if self.admission.load.row_memory_bytes() == 0 {
+                return Err(Error::Refused {
+                    what: "the transaction has too many new names for the memory".to_owned(),
+                    hint: "give more memory, or make several transactions",
+                });
+            }
+        } else if !self.rows_are_worth_an_apply(work.refs.len()) {
             drop(work);
             return self.commit();
         }

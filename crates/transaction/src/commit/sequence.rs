@@ -51,6 +51,7 @@ impl Engine {
         self.abort_state.check_not_aborted()?;
         let wanted = self.running.transid();
         let mut work = self.commit_state.lock();
+        self.check_not_held()?;
         if self.commit_state.committed() < wanted {
             self.commit_changes(&mut work)?;
         }
@@ -68,6 +69,9 @@ impl Engine {
         let mut work = self.commit_state.lock();
         if let Some(answer) = ask() {
             return Ok(Some(answer));
+        }
+        if self.holds_commits() {
+            return Ok(None);
         }
         self.commit_changes(&mut work)?;
         Ok(ask())
@@ -118,6 +122,7 @@ impl Engine {
         }
         self.abort_state.check_not_aborted()?;
         let mut work = self.commit_state.lock();
+        self.check_not_held()?;
         self.abort_state.check_not_failed()?;
         self.check_writable()?;
         self.abort_state.or_abort("commit", || self.commit_locked(&mut work, Some(step)))

@@ -21,6 +21,7 @@ impl Engine {
         reservation: MetadataReservation<'_>,
         plan: impl FnOnce(Generation) -> NewSubvolume,
     ) -> Result<()> {
+        self.check_not_held()?;
         {
             let _gate = self.running.enter();
             let transid = self.generation();

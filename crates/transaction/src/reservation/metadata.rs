@@ -128,7 +128,7 @@ impl Engine {
                 if round > 0 {
                     self.flush_data()?;
                 }
-                self.commit()
+                self.commit_to_reclaim()
             },
         );
         match reclaimed {

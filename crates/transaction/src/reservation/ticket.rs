@@ -141,7 +141,7 @@ impl Engine {
             flusher.wait_for_deletions();
         }
         self.flush_data()?;
-        self.commit()
+        self.commit_to_reclaim()
     }
 }
 

@@ -1,0 +1,36 @@
+//! Transactions of several changes, of which a crash or a failure leaves all or none (H1 of `transaction::commit::held`).
+
+use crate::{Fs, Result};
+
+impl Fs {
+    /// Begins a transaction: later changes, of all threads, become durable together in [`Fs::commit_atomic`]. To undo them,
+    /// call [`Fs::abort`] or close the filesystem; it cannot be written afterwards.
+    ///
+    /// Until then, these fail: fsync and sync, making subvolumes and snapshots, changes of devices, balances, and
+    /// whatever else needs a commit. Space that is freed is not available before the end. The changed tree blocks and
+    /// the new names stay in memory.
+    ///
+    /// # Errors
+    ///
+    /// The changes made before cannot be committed, or a transaction runs already.
+    pub fn begin_atomic(&self) -> Result<()> {
+        self.context.check_mounted_writable()?;
+        self.sync()?;
+        // No subvolume is half made when commits are held back.
+        let _subvolumes = self.subvolumes.lock();
+        Ok(self.engine.hold_commits()?)
+    }
+
+    /// Makes the changes of the transaction durable.
+    ///
+    /// # Errors
+    ///
+    /// Some data cannot be written; then nothing is durable, and the transaction still runs. Or the commit fails, after
+    /// which the filesystem is read-only.
+    pub fn commit_atomic(&self) -> Result<()> {
+        self.delete_undeleted();
+        self.flush_all_data()?;
+        self.engine.release_commits();
+        Ok(self.engine.commit()?)
+    }
+}

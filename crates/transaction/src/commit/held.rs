@@ -1,0 +1,56 @@
+//! Holding commits back, so that several changes become durable together or not at all.
+//!
+//! Invariants:
+//! - H1. While commits are held back, no superblock is written, neither by a commit nor for a log. So a crash or
+//!   [`Engine::abort`] leaves the state that was committed before.
+//! - H2. Whatever needs a commit fails meanwhile. A reservation that waits for freed space gets no more space and fails
+//!   with [`Error::NoSpace`]: the space of what is removed becomes free with the next commit.
+
+use std::sync::atomic::Ordering;
+
+use ubtrfs_error::{Error, Result};
+
+use crate::engine::Engine;
+
+impl Engine {
+    /// Commits, and then holds all further commits back until [`Engine::release_commits`]. A change of another thread that
+    /// this commit does not have belongs to what is held back.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::commit`]. Also fails if commits are held back already.
+    pub fn hold_commits(&self) -> Result<()> {
+        self.commit()?;
+        let _work = self.commit_state.lock();
+        self.check_not_held()?;
+        self.commit_state.is_held.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Lets commits happen again. Commits nothing itself.
+    pub fn release_commits(&self) {
+        let _work = self.commit_state.lock();
+        self.commit_state.is_held.store(false, Ordering::Release);
+    }
+
+    /// Whether commits are held back.
+    pub fn holds_commits(&self) -> bool {
+        self.commit_state.is_held.load(Ordering::Acquire)
+    }
+
+    /// Fails if commits are held back (H2). Work that changes something before its commit calls this first.
+    pub fn check_not_held(&self) -> Result<()> {
+        match self.holds_commits() {
+            false => Ok(()),
+            true => Err(Error::Refused {
+                what: "this would write a part of a transaction to disk".to_owned(),
+                hint: "do it before the transaction or after it",
+            }),
+        }
+    }
+
+    /// Commits to free space. Does nothing while commits are held back (H2).
+    pub fn commit_to_reclaim(&self) -> Result<()> {
+        if self.holds_commits() { Ok(()) } else { self.commit() }
+    }
+}
