@@ -57,10 +57,20 @@ pub(crate) struct Args {
 }
 
 /// Opens all devices of the filesystem, those of a seed on which it builds only for reading: others may use them.
-fn opened(given: &[PathBuf]) -> anyhow::Result<Vec<Arc<dyn Device>>> {
+/// With `all_named`, no device is searched for: beside a copy of a device, the search finds the devices of the original.
+fn opened(given: &[PathBuf], all_named: bool) -> anyhow::Result<Vec<Arc<dyn Device>>> {
     let mut own = None;
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
-    for path in with_members(given)? {
+    let paths = with_members(given)?;
+    let unnamed = paths.iter().skip(given.len()).find(|path| !is_seed(path));
+    if let Some(other) = unnamed.filter(|_| all_named) {
+        bail!(
+            "{} belongs to the filesystem too, or to one of which {} is a copy; name all devices whose UUID is to change",
+            other.shown(),
+            given.first().map(|path| path.shown()).unwrap_or_default()
+        );
+    }
+    for path in paths {
         let fsid = superblock_of(&path)?.fsid;
         let is_of_seed = is_seed(&path) && *own.get_or_insert(fsid) != fsid;
         let access = if is_of_seed { Access::ReadOnly } else { Access::ReadWrite };
@@ -136,7 +146,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if !is_rewrite && tuning.fsid.is_none() && tuning.seeding.is_none() && tuning.features.is_empty() {
         bail!("at least one option should be specified: -m, -M, -u, -U, -S, -r, -x or -n");
     }
-    let devices = opened(&args.devices)?;
+    // btrfstune takes one device, and searches for the others.
+    let all_named = (is_rewrite || tuning.fsid.is_some()) && !is_progs();
+    let devices = opened(&args.devices, all_named)?;
     if tuning.seeding == Some(false) && !args.force {
         warn("this is dangerous, clearing the seeding flag may cause the derived device not to be mountable!");
         let question = "We are going to clear the seeding flag, are you sure? [y/N]:";
