@@ -16,6 +16,7 @@ use uuid::Uuid;
 use super::offline::{find_device, in_use, open_device};
 use super::place::await_server;
 use crate::common::{Shown, warn};
+use crate::progs::is_progs;
 
 /// The devices of a filesystem, opened for reading.
 pub(crate) struct Committed {
@@ -49,7 +50,8 @@ impl Committed {
                     | OpenError::Served { .. }),
                 ) => {
                     let device = NamedDevice::open_found_beside_writer(found.as_ref(), &path)?;
-                    if !std::mem::replace(&mut has_writer, true) {
+                    // btrfs-progs read devices that are in use without a word.
+                    if !std::mem::replace(&mut has_writer, true) && !is_progs() {
                         warn(&format!("note: {}; this is its last commit, without its log", in_use(&error)));
                     }
                     device

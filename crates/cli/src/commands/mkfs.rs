@@ -54,6 +54,9 @@ pub(crate) struct Args {
     /// Filesystem id; a random one by default.
     #[arg(short = 'U', long, value_name = "UUID")]
     uuid: Option<Uuid>,
+    /// Device id, for a filesystem on one device; by default it is made from the filesystem id.
+    #[arg(long, value_name = "UUID")]
+    device_uuid: Option<Uuid>,
     /// Bytes of each device to use, also with K, M, G or T, and the size of a new image file; the whole device by default.
     #[arg(short = 'b', long, value_name = "SIZE", value_parser = parse_size)]
     byte_count: Option<u64>,
@@ -499,7 +502,10 @@ impl Args {
             }
         };
         let fsid = self.uuid.unwrap_or(default.fsid);
-        let device = |number: usize| new_uuid(&fsid, &format!("device {number}"));
+        if self.device_uuid.is_some() && self.devices.len() > 1 {
+            bail!("--device-uuid is for one device, and {} are named; leave it out", self.devices.len());
+        }
+        let device = |number: usize| self.device_uuid.unwrap_or_else(|| new_uuid(&fsid, &format!("device {number}")));
         Ok(MkfsOptions {
             device_uuids: (1..=self.devices.len()).map(device).collect(),
             chunk_tree_uuid: new_uuid(&fsid, "chunk tree"),

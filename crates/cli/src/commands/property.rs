@@ -11,6 +11,7 @@ use super::offline::text::printable;
 use super::offline::{ImageOptions, ImageUse};
 use super::place::{CommandTarget, open, with_channel};
 use crate::common::print_out;
+use crate::progs::is_progs;
 
 /// Show and set properties of files, subvolumes and filesystems
 #[derive(clap::Args)]
@@ -185,7 +186,15 @@ fn get(args: &PropertyGetArgs) -> anyhow::Result<()> {
     let target = &args.path;
     let text = with_channel(target, &args.image, ImageUse::Read, |channel| {
         let file = open(channel, target)?;
-        let names = args.name.map_or_else(|| names(channel, &file, &args.of), |name| Ok(vec![name]))?;
+        let names = match args.name {
+            None => names(channel, &file, &args.of)?,
+            // As in btrfs-progs, a file or directory in a subvolume has no label.
+            Some(PropertyName::Label) if !channel.subvolume_of(&file)?.1 => bail!(match is_progs() {
+                true => "object is not compatible with property: label".to_owned(),
+                false => format!("{target} has no label, the filesystem has; see: ubtrfs filesystem label"),
+            }),
+            Some(name) => vec![name],
+        };
         let mut text = String::new();
         for name in names {
             let value =

@@ -4,6 +4,7 @@ mod show;
 
 pub(super) use show::all_groups;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
@@ -61,12 +62,12 @@ struct GroupArgs {
 
 #[derive(clap::Args)]
 struct RelationArgs {
-    /// The group of the lower level: LEVEL/NUMBER, or the id of a subvolume
-    #[arg(value_name = "SRC", value_parser = parse_qgroup)]
-    member: QgroupId,
+    /// The group of the lower level: LEVEL/NUMBER, or the id or the absolute path of a subvolume
+    #[arg(value_name = "SRC", value_parser = parse_group_or_path)]
+    member: GroupOrPath,
     /// The group of the higher level: LEVEL/NUMBER
-    #[arg(value_name = "DST", value_parser = parse_qgroup)]
-    parent: QgroupId,
+    #[arg(value_name = "DST", value_parser = parse_group_or_path)]
+    parent: GroupOrPath,
     /// Start a rescan if the new numbers cannot be computed; the default
     #[arg(long, overrides_with = "no_rescan")]
     rescan: bool,
@@ -91,7 +92,7 @@ struct QgroupLimitArgs {
     limit: LimitChange,
     /// [GROUP] PATH; without a group, the group of the path's subvolume
     #[arg(value_names = ["QGROUP", "PATH|IMAGE:/PATH"], num_args = 1..=2, required = true)]
-    words: Vec<std::ffi::OsString>,
+    words: Vec<OsString>,
     #[command(flatten)]
     image: ImageOptions,
 }
@@ -103,6 +104,36 @@ pub(crate) fn parse_qgroup(text: &str) -> Result<QgroupId, String> {
     parsed
         .and_then(|(level, number)| QgroupId::new(level, number))
         .ok_or_else(|| "expected LEVEL/NUMBER, such as 1/100, or the id of a subvolume".to_owned())
+}
+
+/// A group, or the absolute path of a subvolume that has the group.
+#[derive(Clone, Debug)]
+enum GroupOrPath {
+    Group(QgroupId),
+    Path(CommandTarget),
+}
+
+fn parse_group_or_path(text: &str) -> Result<GroupOrPath, String> {
+    match text.starts_with('/') || text.contains(":/") {
+        true => Ok(GroupOrPath::Path(CommandTarget::from(OsString::from(text)))),
+        false => parse_qgroup(text).map(GroupOrPath::Group),
+    }
+}
+
+impl GroupOrPath {
+    fn group(&self, channel: &Channel<'_>, filesystem: &CommandTarget) -> anyhow::Result<QgroupId> {
+        let path = match self {
+            Self::Group(group) => return Ok(*group),
+            Self::Path(path) => path,
+        };
+        if !path.shares_filesystem_with(filesystem) {
+            bail!("{path} is not in the filesystem of {filesystem}; name a subvolume of that filesystem");
+        }
+        match channel.subvolume_of(&open(channel, path)?)? {
+            (info, true) => Ok(QgroupId::of_subvolume(info.id)),
+            (_, false) => bail!("{path} is not a subvolume; list them with: ubtrfs subvolume list {filesystem}"),
+        }
+    }
 }
 
 fn parse_limit(text: &str) -> Result<LimitChange, String> {
@@ -143,12 +174,14 @@ fn change(args: &FilesystemArgs, what: &str, request: Request) -> anyhow::Result
 
 fn relate(args: &RelationArgs, assigns: bool) -> anyhow::Result<()> {
     let target = args.of.path.clone().or_image();
-    let (member, parent) = (args.member.0, args.parent.0);
-    let (what, request) = match assigns {
-        true => (format!("put {} into {} in", args.member, args.parent), Request::Assign { member, parent }),
-        false => (format!("take {} out of {} in", args.member, args.parent), Request::Remove { member, parent }),
-    };
     with_channel(&target, &args.of.image, ImageUse::Write, |channel| {
+        let (member, parent) = (args.member.group(channel, &target)?, args.parent.group(channel, &target)?);
+        let (what, request) = match assigns {
+            true => (format!("put {member} into {parent} in"), Request::Assign { member: member.0, parent: parent.0 }),
+            false => {
+                (format!("take {member} out of {parent} in"), Request::Remove { member: member.0, parent: parent.0 })
+            }
+        };
         let done = call(channel, &target, &what, request)?;
         if done != Response::NeedsRescan(true) {
             return Ok(());
