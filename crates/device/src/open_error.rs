@@ -181,7 +181,11 @@ impl std::fmt::Display for OpenError {
             Self::Exists { path } => write!(f, "{} exists already; choose another name or remove it", shown(path)),
             Self::Locked { path, by } => {
                 let by = by.as_deref().unwrap_or("another process");
-                write!(f, "{} is in use by {by}; wait until that process ends, or end it", shown(path))
+                let how = match by.contains(" --serve ") {
+                    true => "it serves a mount, so unmount that: ubtrfs umount DIR",
+                    false => "wait until that process ends, or end it",
+                };
+                write!(f, "{} is in use by {by}; {how}", shown(path))
             }
             Self::OpenHere { path } => write!(
                 f,

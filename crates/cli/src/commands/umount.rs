@@ -62,14 +62,12 @@ fn advice_about_work(dir: &Path) -> Option<String> {
         }
         _ => {}
     }
-    match channel.call(Request::Replace(replace::Request::Status), &[]).ok()? {
-        Response::Replace(replace::Response::Running(_)) => {
-            let dir = dir.shown();
-            return Some(format!(
-                "; a device is being replaced, see: ubtrfs replace status {dir}; to end that: ubtrfs replace cancel {dir}"
-            ));
-        }
-        _ => {}
+    let replacement = channel.call(Request::Replace(replace::Request::Status), &[]).ok()?;
+    if matches!(replacement, Response::Replace(replace::Response::Running(_))) {
+        let dir = dir.shown();
+        return Some(format!(
+            "; a device is being replaced, see: ubtrfs replace status {dir}; to end that: ubtrfs replace cancel {dir}"
+        ));
     }
     match channel.call(Request::Scrub(scrub::Request::Status), &[]).ok()? {
         Response::Scrub(scrub::Response::Status(running)) if !running.is_empty() => {

@@ -504,7 +504,7 @@ fn filesystem_show_leaves_out_a_server_that_does_not_answer() {
     let mut mount = SilentMount::new(",user_id=0,group_id=0,allow_other", "silent");
     let shown = beside_silent_server(&mut mount, ["filesystem", "show"]);
     assert!(shown.status.success());
-    let warning = format!("{}: its server does not answer", mount.at.display());
+    let warning = format!("{}: its server does not answer", mount.dir.path().display());
     assert!(String::from_utf8_lossy(&shown.stderr).contains(&warning), "{shown:?}");
 }
 

@@ -148,7 +148,7 @@ fn add(
     let to_write = sprout.map(|(_, is_shown)| match (is_shown, target) {
         // Only root may remount.
         (true, CommandTarget::Mounted(dir)) if ubtrfs_fuse::is_root() => {
-            format!("to write, run: mount -o remount,rw {}", dir.shown())
+            format!("to write, run: mount -i -o remount,rw {}", dir.shown())
         }
         (true, CommandTarget::Mounted(dir)) => {
             let dir = dir.shown();

@@ -329,7 +329,10 @@ fn mounted() -> Vec<Described> {
         if let Err(error) = target.await_server() {
             warn(&format!("{error}; its filesystem is left out"));
         } else if ubtrfs_fuse::server_answers(mount.dir(), &umount::helper) {
-            found.extend(Described::of(&target, &ImageOptions::default()));
+            // With `submounts`, a filesystem has several mounts.
+            let described = Described::of(&target, &ImageOptions::default()).ok();
+            let is_new = |new: &Described| !found.iter().any(|other: &Described| other.info.fsid == new.info.fsid);
+            found.extend(described.filter(is_new));
         } else {
             warn(&format!("{}: its server does not answer, so its filesystem is left out", mount.dir().shown()));
         }

@@ -555,13 +555,22 @@ fn missing_note(fs: &Fs, args: &Args) -> Option<String> {
         return None;
     }
     let dir = args.dir.shown();
+    if fs.read_only().is_some() {
+        return Some(format!(
+            "{} is mounted without {}: what has no copy on the other devices cannot be read; see: ubtrfs filesystem usage {dir}",
+            args.device.shown(),
+            missing.join(", "),
+        ));
+    }
     // A device is removed only if the profiles need no more devices than are left.
     let nr_left = devices.iter().filter(|device| device.state.is_usable() && !device.is_seed).count();
     let nr_needed =
         fs.block_groups().iter().filter_map(|group| Profile::of(group.flags)).map(|profile| profile.devs_min).max();
     let on_those_left = match nr_needed.is_none_or(|needed| usize::from(needed) <= nr_left) {
         true => format!(", or on those that are left: ubtrfs device remove missing {dir}"),
-        false => String::new(),
+        false => {
+            format!(", or add a device (ubtrfs device add DEVICE {dir}), and then: ubtrfs device remove missing {dir}")
+        }
     };
     Some(format!(
         "{} is mounted without {}: some content has fewer copies than it should; mount again with all devices named, or make new \

@@ -40,7 +40,8 @@ fn advice(verb: &str, errno: Errno) -> Option<&'static str> {
             "there is no such subvolume; list them with: ubtrfs subvolume list"
         }
         Errno::ROFS => {
-            "it is read-only; mount it read-write, or make the subvolume writable with: ubtrfs subvolume set-read-only PATH false"
+            "its directory is read-only; choose another directory or name, or mount it read-write; the command ubtrfs subvolume \
+             set-read-only PATH false makes a subvolume writable"
         }
         Errno::NAMETOOLONG => "the name is too long; choose one of at most 255 bytes",
         _ => return None,
