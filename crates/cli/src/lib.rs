@@ -60,6 +60,7 @@ enum Command {
     Umount(commands::umount::Args),
     Sync(commands::sync::Args),
     Stats(commands::stats::Args),
+    Top(commands::top::Args),
     Filesystem(commands::filesystem::Args),
     Property(commands::property::Args),
     Subvolume(commands::subvolume::Args),
@@ -94,6 +95,8 @@ enum Command {
     Setfattr(commands::offline::xattr::XattrSetArgs),
     Find(commands::offline::find::Args),
     Diff(commands::offline::diff::Args),
+    Edit(commands::script::EditArgs),
+    Shell(commands::script::ShellArgs),
 }
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
@@ -103,6 +106,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Umount(args) => commands::umount::run(args),
         Command::Sync(args) => commands::sync::run(args),
         Command::Stats(args) => commands::stats::run(args),
+        Command::Top(args) => commands::top::run(&args),
         Command::Filesystem(args) => commands::filesystem::run(args),
         Command::Property(args) => commands::property::run(args),
         Command::Subvolume(args) => commands::subvolume::run(args),
@@ -136,6 +140,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Setfattr(args) => commands::offline::xattr::run_set(args),
         Command::Find(args) => commands::offline::find::run(args),
         Command::Diff(args) => Ok(commands::offline::diff::run(&args)),
+        Command::Edit(args) => commands::script::run_edit(&args),
+        Command::Shell(args) => commands::script::run_shell(&args),
     }
 }
 
@@ -150,22 +156,10 @@ pub fn main() -> ExitCode {
         Err(error) => return common::print_error(&error),
     };
     let args = commands::mount::as_mount_helper(args, &subcommand_names());
-    let args = commands::filesystem::with_method(commands::balance::with_long_filters(args));
-    let args = commands::offline::find::with_long_options(args);
-    let cli = match parse(&args) {
+    let args = with_accepted_spellings(args);
+    let cli = match parse_or_tell(&args) {
         Ok(cli) => cli,
-        Err(error) => {
-            let named = named_commands(&args);
-            let status = common::print_usage(&error, &named, meant(&error, &args).as_deref());
-            // For wrong arguments, these commands do not exit with status 1, because their status 1 is an answer: a
-            // damaged filesystem, or a balance.
-            return match named.as_str() {
-                _ if progs::is_progs() => status,
-                "ubtrfs check" if error.use_stderr() => ExitCode::from(commands::check::CANNOT_CHECK),
-                "ubtrfs balance status" if error.use_stderr() => ExitCode::from(commands::balance::CANNOT_SHOW),
-                _ => status,
-            };
-        }
+        Err(status) => return status,
     };
     if !matches!(cli.command, Command::Mount(_))
         && let Err(error) = fix_clock()
@@ -183,6 +177,28 @@ pub fn main() -> ExitCode {
         use_small_pages();
     }
     finish(run(cli.command))
+}
+
+/// Replaces spellings that other programs accept by those of this program's parser.
+fn with_accepted_spellings(args: Vec<OsString>) -> Vec<OsString> {
+    let args = commands::filesystem::with_method(commands::balance::with_long_filters(args));
+    commands::offline::find::with_long_options(args)
+}
+
+/// Parses a command line. If it is wrong or asks for help, prints that, and returns the exit status.
+fn parse_or_tell(args: &[OsString]) -> Result<Cli, ExitCode> {
+    parse(args).map_err(|error| {
+        let named = named_commands(args);
+        let status = common::print_usage(&error, &named, meant(&error, args).as_deref());
+        // For wrong arguments, these commands do not exit with status 1, because their status 1 is an answer: a damaged
+        // filesystem, or a balance.
+        match named.as_str() {
+            _ if progs::is_progs() => status,
+            "ubtrfs check" if error.use_stderr() => ExitCode::from(commands::check::CANNOT_CHECK),
+            "ubtrfs balance status" if error.use_stderr() => ExitCode::from(commands::balance::CANNOT_SHOW),
+            _ => status,
+        }
+    })
 }
 
 /// Parses a command line of `ubtrfs`, or of `btrfs` with full names. As in getopt_long(3), `btrfs` takes shortened long

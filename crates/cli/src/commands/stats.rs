@@ -105,14 +105,14 @@ fn row(cells: &[String]) -> String {
 
 /// A line of the Prometheus text: name, labels, value.
 #[derive(Clone, Debug, PartialEq)]
-struct Sample {
-    name: String,
-    labels: BTreeMap<String, String>,
-    value: f64,
+pub(super) struct Sample {
+    pub(super) name: String,
+    pub(super) labels: BTreeMap<String, String>,
+    pub(super) value: f64,
 }
 
 /// Parses the text that [`prometheus_text`] makes. Lines of any other form are ignored.
-fn parse(text: &str) -> Vec<Sample> {
+pub(super) fn parse(text: &str) -> Vec<Sample> {
     text.lines().filter(|line| !line.starts_with('#')).filter_map(parse_line).collect()
 }
 
@@ -182,7 +182,7 @@ fn mount_text(samples: &[Sample]) -> String {
     text + "\n" + &phase_table(&phases)
 }
 
-fn short(name: &str) -> &str {
+pub(super) fn short(name: &str) -> &str {
     let name = name.strip_prefix("ubtrfs_").unwrap_or(name);
     name.strip_suffix("_total").unwrap_or(name)
 }
@@ -257,7 +257,7 @@ fn phase_table(samples: &[&Sample]) -> String {
     text
 }
 
-fn time(seconds: f64) -> String {
+pub(super) fn time(seconds: f64) -> String {
     match seconds {
         seconds if seconds >= 1.0 => format!("{seconds:.2} s"),
         seconds if seconds >= 1e-3 => format!("{:.2} ms", seconds * 1e3),

@@ -153,6 +153,9 @@ const IMAGE_LINES: &[&str] = &[
     "!find I:/S/missingB",
     "!find I:/S/*missingB",
     "diff I I",
+    "edit I T/script",
+    "!edit I T/wrong-script",
+    "shell I",
     "!diff I:/S I:/S/dirC",
     "!diff --json I:/S I:/S/dirC",
     "!diff I:/S I:/S/missingB",
@@ -231,6 +234,7 @@ const WITHOUT_NAMES: &[&str] = &[
     "qgroup remove",
     "quota rescan",
     "quota status",
+    "top",
 ];
 
 fn os(bytes: &[u8]) -> OsString {
@@ -422,6 +426,8 @@ fn no_command_passes_control_characters_of_names_on() {
         fs::copy(image.path(), &copy).unwrap();
         let host = host.path().join(format!("{place}{}", lines.len()));
         fs::create_dir(&host).unwrap();
+        fs::write(host.join("script"), "ls -lR :/\n").unwrap();
+        fs::write(host.join("wrong-script"), [b"rm ':/missing", BYTES, b"'\n"].concat()).unwrap();
         let names = match place {
             "mount" => {
                 ok(ubtrfs(["mount", &text(&copy), &text(dir.path())]));

@@ -51,6 +51,7 @@ mod receive_origins;
 mod receive_stream;
 mod remaining_mounts;
 mod sandbox;
+mod script;
 mod scrub;
 mod send;
 mod server;

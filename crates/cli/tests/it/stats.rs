@@ -7,6 +7,8 @@ use std::process::Command;
 use serde_json::Value;
 use ubtrfs_testkit::{Image, capability};
 
+use crate::common;
+
 fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_ubtrfs")).args(args).env("LC_ALL", "C").output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -69,4 +71,24 @@ fn a_mount_and_its_image_show_their_numbers() {
     let output = Command::new(env!("CARGO_BIN_EXE_ubtrfs")).args(["stats", &arg(out.path())]).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && error.contains("in a mount of ubtrfs"), "{error}");
+}
+
+#[test]
+fn top_shows_requests_and_space_until_it_is_ended() {
+    if !capability::fuse() || !capability::program("python3") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (image, at) = (dir.path().join("a.img"), dir.path().join("mnt"));
+    std::fs::create_dir(&at).unwrap();
+    ubtrfs(["mkfs", "-q", "-b", "256M", image.to_str().unwrap()]);
+    ubtrfs([OsStr::new("mount"), image.as_os_str(), at.as_os_str()]);
+    // Each look asks for the socket's name. The first one has no interval before it.
+    let steps = [("ubtrfs", ""), ("metadata", ""), ("getxattr", ""), ("us", "q")];
+    common::ok(common::on_terminal(dir.path(), &["top", "-d", "0.2", "mnt"], &steps));
+    let without = common::ubtrfs([OsStr::new("top"), at.as_os_str()]);
+    common::refused(&without, &["needs a terminal", "ubtrfs stats --json"]);
+    let wrong = common::ubtrfs([OsStr::new("top"), OsStr::new("-d"), OsStr::new("0"), at.as_os_str()]);
+    assert!(!wrong.status.success() && String::from_utf8_lossy(&wrong.stderr).contains("0.1 to 3600"), "{wrong:?}");
+    ubtrfs([OsStr::new("umount"), at.as_os_str()]);
 }

@@ -17,6 +17,7 @@ pub(crate) mod diff;
 pub(crate) mod edit;
 pub(crate) mod export;
 pub(crate) mod find;
+pub(crate) mod held;
 pub(crate) mod import;
 pub(crate) mod link;
 pub(crate) mod list;
@@ -218,6 +219,12 @@ pub(crate) fn with_shared_image<T>(
     usage: ImageUse,
     work: impl FnOnce(&Arc<Fs>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
+    if let Some(fs) = held::held(image) {
+        if !options.options.is_empty() || options.memory.is_some() {
+            bail!("the image is open; give -o and --memory to the command that opened it");
+        }
+        return work_on(image, &fs, usage, work);
+    }
     let mut options = mount_options(options)?;
     options.read_only |= usage == ImageUse::Read;
     let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
@@ -463,17 +470,27 @@ fn with_shared_devices<T>(
     }
     device_notes(&fs).iter().for_each(|note| warn(note));
     let guard = CloseOnDrop(&fs);
-    let worked = match fs.read_only() {
-        Some(reason) if usage == ImageUse::Write => {
-            Err(anyhow::anyhow!("{} cannot be changed: {reason}", image.shown()))
-        }
-        _ => work(&fs),
-    };
+    let worked = work_on(image, &fs, usage, work);
     drop(guard);
     let closed = fs.close().with_context(|| format!("cannot close {}", image.shown()));
     let done = worked?;
     closed?;
     Ok(done)
+}
+
+/// Does the work, unless it changes a filesystem that is read-only.
+fn work_on<T>(
+    image: &Path,
+    fs: &Arc<Fs>,
+    usage: ImageUse,
+    work: impl FnOnce(&Arc<Fs>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    match fs.read_only() {
+        Some(reason) if usage == ImageUse::Write => {
+            Err(anyhow::anyhow!("{} cannot be changed: {reason}", image.shown()))
+        }
+        _ => work(fs),
+    }
 }
 
 /// What users must know about the devices of a filesystem that was opened: the ones that are left out, and the ones that missed

@@ -127,3 +127,41 @@ pub(crate) fn all_commands() -> BTreeSet<String> {
     }
     found
 }
+
+/// Runs the program in a directory on a terminal: waits for each text, then types the keys. The result has the program's
+/// status and no output. Needs python3.
+pub(crate) fn on_terminal(dir: &Path, args: &[&str], steps: &[(&str, &str)]) -> Output {
+    const TERMINAL: &str = r#"
+import fcntl, json, os, pty, select, struct, sys, termios, time
+program, args, steps = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+pid, fd = pty.fork()
+if pid == 0:
+    os.environ["TERM"] = "xterm"
+    os.execv(program, ["ubtrfs"] + args)
+fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+seen = b""
+for text, keys in steps:
+    text, end = text.encode(), time.time() + 60
+    while text not in seen:
+        if time.time() > end:
+            raise SystemExit(f"no {text!r} in {seen!r}")
+        if select.select([fd], [], [], 0.1)[0]:
+            try:
+                seen += os.read(fd, 4096)
+            except OSError:
+                raise SystemExit(f"the program ended before {text!r}: {seen!r}")
+    seen = seen.split(text, 1)[1]
+    os.write(fd, keys.encode())
+while True:
+    try:
+        if not os.read(fd, 4096):
+            break
+    except OSError:
+        break
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"#;
+    let (args, steps) = (serde_json::to_string(args).unwrap(), serde_json::to_string(steps).unwrap());
+    let mut command = Command::new("timeout");
+    command.args(["-k", "5", "120", "python3", "-c", TERMINAL, env!("CARGO_BIN_EXE_ubtrfs"), &args, &steps]);
+    command.current_dir(dir).output().unwrap()
+}

@@ -1,0 +1,116 @@
+//! `ubtrfs shell IMAGE`: a prompt for commands on an image.
+//!
+//! Each command opens the image and closes it, so it is durable when the prompt returns, and other programs can use the
+//! image between two commands.
+
+use std::io::{BufRead, IsTerminal};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use rustyline::error::ReadlineError;
+use rustyline::history::DefaultHistory;
+use rustyline::{Config, Editor};
+
+use super::complete::Completions;
+use super::line::{Line, Place};
+use crate::commands::offline::text::printable;
+use crate::commands::offline::{ImageOptions, ImagePath, ImageUse, lookup, with_image};
+use crate::common::{Shown, print_error};
+use crate::{Command, finish, parse_or_tell, with_accepted_spellings};
+
+/// Type commands on an image at a prompt, with history and completion
+///
+/// Lines come from standard input. The exit status is that of the last command. End with exit or Ctrl-D.
+#[derive(clap::Args)]
+#[command(after_help = super::LINES_HELP)]
+pub(crate) struct ShellArgs {
+    /// The image
+    image: PathBuf,
+}
+
+pub(crate) fn run_shell(args: &ShellArgs) -> anyhow::Result<ExitCode> {
+    let mut place = Place::new(&args.image);
+    check_dir(&place, b"/")?;
+    match std::io::stdin().is_terminal() {
+        true => prompt(&mut place),
+        false => run_lines(&mut place),
+    }
+}
+
+fn run_lines(place: &mut Place) -> anyhow::Result<ExitCode> {
+    let mut status = ExitCode::SUCCESS;
+    for line in std::io::stdin().lock().split(b'\n') {
+        match run_line(place, &line.context("cannot read standard input")?) {
+            Done::Exit => break,
+            Done::Ran(ran) => status = ran,
+            Done::Nothing => {}
+        }
+    }
+    Ok(status)
+}
+
+fn prompt(place: &mut Place) -> anyhow::Result<ExitCode> {
+    let config = Config::builder().auto_add_history(true).build();
+    let mut editor: Editor<Completions, DefaultHistory> =
+        Editor::with_config(config).context("cannot use the terminal")?;
+    let mut status = ExitCode::SUCCESS;
+    loop {
+        editor.set_helper(Some(Completions::new(place.clone())));
+        let name = place.image.file_name().unwrap_or(place.image.as_os_str());
+        match editor.readline(&format!("{}:{}> ", name.shown(), printable(&place.dir))) {
+            Ok(line) => match run_line(place, line.as_bytes()) {
+                Done::Exit => return Ok(status),
+                Done::Ran(ran) => status = ran,
+                Done::Nothing => {}
+            },
+            // Ctrl-C drops the line.
+            Err(ReadlineError::Interrupted) => {}
+            Err(ReadlineError::Eof) => return Ok(status),
+            Err(error) => return Err(error).context("cannot read from the terminal"),
+        }
+    }
+}
+
+/// What became of a line.
+enum Done {
+    /// There was nothing to do.
+    Nothing,
+    Ran(ExitCode),
+    /// The line ends the shell.
+    Exit,
+}
+
+fn run_line(place: &mut Place, line: &[u8]) -> Done {
+    let ran = match place.parse(line) {
+        Ok(Line::Nothing) => return Done::Nothing,
+        Ok(Line::ChangeDir(dir)) => match check_dir(place, &dir) {
+            Ok(()) => {
+                place.dir = dir;
+                ExitCode::SUCCESS
+            }
+            Err(error) => print_error(&error),
+        },
+        Ok(Line::Command(words)) if matches!(words.get(1).and_then(|word| word.to_str()), Some("exit" | "quit")) => {
+            return Done::Exit;
+        }
+        Ok(Line::Command(words)) => match parse_or_tell(&with_accepted_spellings(words)) {
+            Ok(cli) if matches!(cli.command, Command::Shell(_)) => {
+                print_error(&anyhow::anyhow!("this is a shell already; end it with exit"))
+            }
+            Ok(cli) => finish(crate::run(cli.command)),
+            Err(status) => status,
+        },
+        Err(error) => print_error(&error),
+    };
+    Done::Ran(ran)
+}
+
+/// Fails unless the path is a directory of the image.
+fn check_dir(place: &Place, dir: &[u8]) -> anyhow::Result<()> {
+    let at = ImagePath { image: place.image.clone(), path: dir.to_vec() };
+    with_image(&place.image, &ImageOptions::default(), ImageUse::Read, |fs| {
+        anyhow::ensure!(lookup(fs, &at, true)?.is_dir(), "{at} is not a directory");
+        Ok(())
+    })
+}
