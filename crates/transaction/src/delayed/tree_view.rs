@@ -77,6 +77,17 @@ struct LeafWalk {
     last: Key,
 }
 
+/// A walk backwards through the items of the tree's nodes. It begins in the leaf of a key, which often has a hint, and
+/// searches from the root only when it leaves that leaf.
+struct BackwardWalk<'s> {
+    leaf: Arc<Node>,
+    /// The slot of the item in `leaf`; `None` once the walk has left the leaf.
+    slot: Option<usize>,
+    cursor: Cursor<'s>,
+    /// The key of the item; `None` before the first item.
+    key: Option<Key>,
+}
+
 /// The result of a step backwards.
 enum Backwards {
     Found(Key, ItemRef),
@@ -342,24 +353,23 @@ impl Tree {
                 horizon = horizon.max(*key);
             }
         }
-        let mut cursor = Cursor::new(&*self.store, view.root);
-        let mut in_tree = cursor.seek_le(end)?;
+        let mut walk = BackwardWalk::start(self, &view, end)?;
         let (mut active, mut frozen) = (active.into_iter().peekable(), frozen.into_iter().peekable());
         note_step();
         loop {
-            let keys = [active.peek().map(|(key, _)| *key), frozen.peek().map(|(key, _)| *key), in_tree];
+            let keys = [active.peek().map(|(key, _)| *key), frozen.peek().map(|(key, _)| *key), walk.key];
             let Some(last) = keys.into_iter().flatten().max().filter(|last| *last >= horizon) else { break };
             let newer = active.next_if(|(key, _)| *key == last);
             let older = frozen.next_if(|(key, _)| *key == last);
             let item = match newer.or(older) {
                 Some((_, change)) => change.map(ItemRef::Delayed),
-                None => cursor.item().map(ItemRef::Node),
+                None => walk.item().map(ItemRef::Node),
             };
             if let Some(item) = item {
                 return Ok(Backwards::Found(last, item));
             }
-            if in_tree == Some(last) {
-                in_tree = step_back(&mut cursor, &last)?;
+            if walk.key == Some(last) {
+                walk.step_back(&last)?;
             }
         }
         Ok(match horizon.predecessor().filter(|_| horizon > *start) {
@@ -516,17 +526,6 @@ const WINDOW_MARGIN: usize = 24;
 /// Maximum number of changes fetched at once, unless more items are wanted.
 const WINDOW_MAX: usize = 512;
 
-/// Moves to the item before `key`. Skips keys that a crafted leaf holds beyond its range.
-fn step_back(cursor: &mut Cursor<'_>, key: &Key) -> Result<Option<Key>> {
-    match cursor.prev()? {
-        Some(before) if before >= *key => match key.predecessor() {
-            Some(below) => Ok(cursor.seek_le(&below)?.filter(|before| before < key)),
-            None => Ok(None),
-        },
-        before => Ok(before),
-    }
-}
-
 #[cfg(debug_assertions)]
 thread_local! {
     static NR_STEPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
@@ -605,5 +604,45 @@ impl LeafWalk {
             let Some(next) = self.place.high.filter(|high| *high <= self.last) else { return Ok(()) };
             *self = Self::enter(tree.leaf_of(view, &next)?, &next, self.last);
         }
+    }
+}
+
+impl<'s> BackwardWalk<'s> {
+    /// Begins at the last item that is not above `end`.
+    fn start(tree: &'s Tree, view: &TreeView, end: &Key) -> Result<Self> {
+        let leaf = tree.leaf_of(view, end)?.leaf;
+        let slot = leaf.search(end).map_or_else(|slot| slot.checked_sub(1), Some);
+        let mut cursor = Cursor::new(&*tree.store, view.root);
+        let key = match slot {
+            Some(slot) => Some(leaf.key(slot)),
+            None => cursor.seek_le(end)?,
+        };
+        Ok(Self { leaf, slot, cursor, key })
+    }
+
+    /// The current item.
+    fn item(&self) -> Option<Item> {
+        match self.slot {
+            Some(slot) => Some(Item::new(Arc::clone(&self.leaf), slot)),
+            None => self.cursor.item(),
+        }
+    }
+
+    /// Moves to the item before `key`, the key of the current item. Skips keys that a crafted leaf holds beyond its
+    /// range.
+    fn step_back(&mut self, key: &Key) -> Result<()> {
+        let before = match self.slot.take() {
+            Some(slot) => {
+                self.slot = slot.checked_sub(1);
+                self.slot.map(|slot| self.leaf.key(slot))
+            }
+            None => self.cursor.prev()?.filter(|before| before < key),
+        };
+        self.key = match (before, key.predecessor()) {
+            (Some(before), _) => Some(before),
+            (None, Some(below)) => self.cursor.seek_le(&below)?.filter(|before| before < key),
+            (None, None) => None,
+        };
+        Ok(())
     }
 }

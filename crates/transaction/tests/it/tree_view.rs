@@ -242,3 +242,26 @@ fn a_search_passes_many_deleted_items_in_one_step() {
         assert!(nr_steps <= NR_ITEMS / 512 + 6, "{nr_steps} steps");
     }
 }
+
+#[test]
+fn a_walk_backwards_searches_from_the_root_once_or_twice_for_each_leaf() {
+    const NR_ITEMS: u64 = 10_000;
+    let (engine, tree) = engine();
+    let key = |number| Key::new(INO, KeyType(TYPES[1]), number);
+    for number in 0..NR_ITEMS {
+        engine.begin(engine.reserve(1).unwrap()).put(&tree, key(number), number.to_le_bytes());
+    }
+    engine.commit().unwrap();
+    let nr_searched = || {
+        let of = |name| engine.metrics().into_iter().find(|metric| metric.name == name).unwrap().value as u64;
+        of("node_cache_hits_total") + of("node_cache_misses_total")
+    };
+    let before = nr_searched();
+    for number in (0..NR_ITEMS).rev() {
+        let (found, item) = tree.last_le(&key(number), &key(0)).unwrap().unwrap();
+        assert_eq!((found, &*item), (key(number), &number.to_le_bytes()[..]));
+    }
+    let nr_searched = nr_searched() - before;
+    // A leaf of 4 KiB holds more than 100 of these items.
+    assert!(nr_searched <= 6 * NR_ITEMS / 100, "{nr_searched} nodes for {NR_ITEMS} items");
+}
