@@ -109,8 +109,8 @@ impl Dimension {
         Self { name: "files in many directories", base: 50_000, short: 8000, stages: files_in_many },
         Self { name: "extents of a file", base: 20_000, short: 16_000, stages: extents },
         Self { name: "block groups", base: 1000, short: 256, stages: block_groups },
-        Self { name: "snapshots", base: 250, short: 128, stages: snapshots },
-        Self { name: "subvolumes", base: 250, short: 64, stages: subvolumes },
+        Self { name: "snapshots", base: 1000, short: 128, stages: snapshots },
+        Self { name: "subvolumes", base: 1000, short: 64, stages: subvolumes },
         Self { name: "links of a file", base: 10_000, short: 5000, stages: links },
         Self { name: "size of the device (TiB)", base: 25, short: 4, stages: device_size },
     ];
@@ -242,7 +242,8 @@ fn extents(size: u64) -> Result<Stages> {
 }
 
 fn block_groups(size: u64) -> Result<Stages> {
-    let mut stages = Stages::on((size + 64) * GIB)?;
+    // A trim visits the block groups and the holes between them on the device.
+    let mut stages = Stages::on(200 * TIB)?;
     let mut files = Vec::new();
     stages.run("fallocate", |fs| {
         for number in 0..8 {
@@ -281,7 +282,8 @@ fn block_groups(size: u64) -> Result<Stages> {
 
 /// From 250 to 1000 snapshots, the number of written blocks grows with the exponent 1.26, and on Linux 6.18 with 1.27.
 /// A commit touches more leaves of the extent tree and of the parent directory as these trees grow. The growth ends
-/// when each changed item has a leaf of its own.
+/// when each changed item has a leaf of its own: from 1000 to 4000 snapshots, the exponent is 1.16, and that of the
+/// processor time is 1.0.
 fn snapshots(size: u64) -> Result<Stages> {
     let mut stages = Stages::on(TIB)?;
     let fs = Arc::clone(&stages.fs);
