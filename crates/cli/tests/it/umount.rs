@@ -352,9 +352,15 @@ fn umount_names_a_file_whose_mapped_pages_found_no_space() {
     btrfs_check(image.path()).unwrap();
 }
 
+/// What limits the space of mapped pages.
+#[derive(Clone, Copy, PartialEq)]
+enum Limit {
+    Disk,
+    Quota,
+}
+
 /// The program that stored the pages gets no error, so the loss is told in other ways as soon as the server knows it.
-#[test]
-fn stats_and_the_log_name_the_file_and_the_range_of_lost_pages_at_once() {
+fn stats_the_log_and_umount_name_lost_pages(limit: Limit) {
     if !capability::fuse() || !capability::kernel_oracle() || !capability::program("python3") {
         return;
     }
@@ -369,7 +375,19 @@ fn stats_and_the_log_name_the_file_and_the_range_of_lost_pages_at_once() {
         assert!(begun.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(20));
     }
-    ok(Command::new("python3").args(["-c", FILL_AND_MAP]).current_dir(dir.path()).output().unwrap());
+    let (file, error) = match limit {
+        Limit::Disk => ("/sparse", "No space left"),
+        Limit::Quota => ("/limited/sparse", "quota exceeded"),
+    };
+    let at = dir.path().join(&file[1..]);
+    let within = at.parent().unwrap();
+    if limit == Limit::Quota {
+        let within = within.as_os_str();
+        ok(ubtrfs([OsStr::new("subvolume"), OsStr::new("create"), within]));
+        ok(ubtrfs([OsStr::new("quota"), OsStr::new("enable"), dir.path().as_os_str()]));
+        ok(ubtrfs([OsStr::new("qgroup"), OsStr::new("limit"), OsStr::new("4M"), within]));
+    }
+    ok(Command::new("python3").args(["-c", FILL_AND_MAP]).current_dir(within).output().unwrap());
     let told: serde_json::Value = serde_json::from_str(&ok(stats())).unwrap();
     let shown = ok(ubtrfs([OsStr::new("stats"), dir.path().as_os_str()]));
     let mut log = BufReader::new(server.stderr.take().unwrap()).lines();
@@ -379,18 +397,29 @@ fn stats_and_the_log_name_the_file_and_the_range_of_lost_pages_at_once() {
         log.for_each(drop);
     });
     let line = lines.recv_timeout(Duration::from_secs(20));
-    refused(&umount(dir.path()), &["pages of '/sparse'"]);
+    refused(&umount(dir.path()), &["is unmounted", &format!("pages of '{file}'"), "from offset", error]);
     server.wait().unwrap();
     let line = line.expect("the log names the file before the unmount").unwrap().unwrap();
-    for word in ["pages of '/sparse'", "from offset", "No space left"] {
+    for word in [&format!("pages of '{file}'"), "from offset", error] {
         assert!(line.contains(word), "{word}: {line}");
     }
     assert_eq!(told["files_with_lost_pages"], 1.0);
-    let file = &told["files"][0];
-    assert_eq!((&file["file"], file["error"].as_str().unwrap().contains("No space left")), (&"/sparse".into(), true));
-    let [bytes, start, end] = ["lost_bytes", "lost_start", "lost_end"].map(|name| file[name].as_f64().unwrap());
+    let lost = &told["files"][0];
+    assert_eq!((&lost["file"], lost["error"].as_str().unwrap().contains(error)), (&file.into(), true), "{told}");
+    let [bytes, start, end] = ["lost_bytes", "lost_start", "lost_end"].map(|name| lost[name].as_f64().unwrap());
     assert!(0.0 < bytes && start < end && end <= f64::from(8 << 20), "{told}");
-    assert!(shown.contains("/sparse"), "{shown}");
+    assert!(shown.contains(file), "{shown}");
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn stats_and_the_log_name_the_file_and_the_range_of_lost_pages_at_once() {
+    stats_the_log_and_umount_name_lost_pages(Limit::Disk);
+}
+
+#[test]
+fn pages_that_are_lost_at_a_quota_limit_are_named_like_those_on_a_full_disk() {
+    stats_the_log_and_umount_name_lost_pages(Limit::Quota);
 }
 
 /// A FUSE server that mounts as the user nobody and then reads all requests, but answers none of them.
