@@ -3,7 +3,7 @@
 //! Method: this process serves an image file through FUSE, over a device that records every write and flush. The program
 //! `ubtrfs` mounts that image, so all of its own I/O is recorded, with its rings, threads and direct I/O. In the mount,
 //! four programs run at once: one replaces files and fsyncs them, one commits to SQLite, one commits to git, and one makes
-//! changes without promises. A program waits after each promise until the recording has noted it. Then the power is cut at
+//! changes without promises. If `FSSTRESS` names the program fsstress (of xfstests or LTP), it runs, too. A program waits after each promise until the recording has noted it. Then the power is cut at
 //! points of the recording, and each time:
 //!
 //! - `ubtrfs check` finds the image clean.
@@ -289,6 +289,23 @@ fn run_and_mark(mut child: Child, device: &RecordingDevice, commits: &Mutex<Vec<
     assert!(child.wait().unwrap().success());
 }
 
+/// Runs fsstress again and again until `end`. After each round, most of its files are deleted, so that the filesystem does
+/// not fill up. Its read-only snapshots remain.
+fn stress(program: &Path, seed: u64, dir: &Path, end: Instant) {
+    let mut rounds = 0;
+    while Instant::now() < end {
+        rounds += 1;
+        let mut command = Command::new(program);
+        let dir = dir.join(rounds.to_string());
+        std::fs::create_dir_all(&dir).unwrap();
+        command.arg("-d").arg(&dir).args(["-n", "300", "-p", "2", "-s", &(seed + rounds).to_string()]);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "fsstress: {}", String::from_utf8_lossy(&output.stderr));
+        let _ = std::fs::remove_dir_all(&dir);
+    }
+    println!("{rounds} rounds of fsstress");
+}
+
 /// Mounts the recorded image, runs the programs, and unmounts.
 fn record(options: &str, seed: u64, duration: Duration) -> (Arc<RecordingDevice>, Vec<String>) {
     let base = Medium::formatted(1 << 30, &MkfsOptions::default()).unwrap();
@@ -301,7 +318,11 @@ fn record(options: &str, seed: u64, duration: Duration) -> (Arc<RecordingDevice>
     let end = Instant::now() + duration;
     let mut noise = python(NOISE, seed, dir.path());
     let commits = Mutex::new(Vec::new());
+    let fsstress = std::env::var_os("FSSTRESS").map(PathBuf::from);
     thread::scope(|scope| {
+        if let Some(program) = &fsstress {
+            scope.spawn(|| stress(program, seed, &dir.path().join("stress"), end));
+        }
         for code in [REPLACER, DATABASE, GIT_COMMITS] {
             let (device, commits, dir) = (&device, &commits, dir.path());
             scope.spawn(move || run_and_mark(python(code, seed, dir), device, commits, end));
