@@ -200,3 +200,30 @@ fn loop_devices_over_all_images_of_a_mount_are_claimed() {
     ok(ubtrfs(["umount", &at("m")]));
     assert!(ok(ubtrfs(["check", &at("own.img")])).contains(": clean"));
 }
+
+/// A confined server cannot open loop devices. At a terminal, `ubtrfs mount` says so. Elsewhere it says nothing, because
+/// programs take output of a successful mount for an error.
+#[test]
+fn a_mount_with_a_sandbox_says_at_a_terminal_that_it_claims_no_loop_devices() {
+    if !capability::fuse() || !capability::kernel_oracle() || !capability::program("script") {
+        return;
+    }
+    let scratch = TempDir::with_prefix("ubtrfs-loops-").unwrap();
+    let [image, dir] = ["e.img", "m"].map(|name| text(&scratch.path().join(name)));
+    std::fs::create_dir(&dir).unwrap();
+    ok(ubtrfs(["mkfs", "-q", "-b", "256M", &image]));
+    let at_terminal = |options: &str| {
+        let line = format!("{} mount {options} {image} {dir}", env!("CARGO_BIN_EXE_ubtrfs"));
+        let told = ok(linux(&["script", "-qec", &line, "/dev/null"]));
+        ok(ubtrfs(["umount", &dir]));
+        told
+    };
+    let told = at_terminal("--sandbox");
+    assert!(told.contains("cannot claim loop devices") && told.trim().lines().count() == 1, "{told}");
+    for options in ["--sandbox -o ro", "--no-sandbox"] {
+        let told = at_terminal(options);
+        assert!(!told.contains("loop"), "{options}: {told}");
+    }
+    ok(ubtrfs(["mount", "--sandbox", &image, &dir]));
+    ok(ubtrfs(["umount", &dir]));
+}

@@ -233,6 +233,7 @@ fn run_command(args: Args) -> anyhow::Result<ExitCode> {
         }
     }
     if let Some(unmounter) = unmounter {
+        tell_of_loops(&args, &config);
         let done = session.confine(unmounter, Identity::for_image(&args.device));
         warn_of_missing(&done.missing);
     } else {
@@ -285,6 +286,19 @@ fn tell_of_rings(config: &MountConfig) {
         warn(
             "requests go through /dev/fuse; through io_uring, work on many small files takes about a third less time: run \
              echo Y > /sys/module/fuse/parameters/enable_uring before mounting, or mount with -o noio_uring",
+        );
+    }
+}
+
+/// Tells root at a terminal what a confined server does not protect from. An ordinary user cannot attach loop devices, so
+/// for the mounts of users, only the guide says it.
+fn tell_of_loops(args: &Args, config: &MountConfig) {
+    let is_writable_image = !config.read_only && args.device.is_file();
+    let has_loop_devices = ubtrfs_fuse::is_root() && Path::new("/dev/loop-control").exists();
+    if is_writable_image && has_loop_devices && std::io::stderr().is_terminal() {
+        warn(
+            "a confined server cannot claim loop devices over the image: do not run mount -o loop or losetup on the image \
+             before it is unmounted",
         );
     }
 }
