@@ -28,6 +28,7 @@ use crate::inode::readahead::Readahead;
 use crate::mount::commit_thread::CommitThread;
 use crate::mount::memory_budget::MemoryBudget;
 use crate::mount::resync_thread::ResyncThread;
+use crate::mount::stream_memory::StreamMemory;
 use crate::namei::state::NameiState;
 use crate::options::MountOptions;
 use crate::service_threads::ServiceThreads;
@@ -60,8 +61,8 @@ pub struct Fs {
     left_out: Vec<String>,
     leaf_threads: ServiceThreads,
     pub(crate) commit_thread: CommitThread,
-    /// Memory in bytes for each of two shares of a receive ([`crate::mount::memory_budget`]).
-    pub(crate) stream_bytes: u64,
+    /// The memory of sends, and of each of two parts of receives ([`crate::mount::memory_budget`]).
+    pub(crate) streams: StreamMemory,
     /// The result of closing; `None` before closing. Locked while the filesystem is being closed (I2).
     closed: Mutex<Option<CloseOutcome>>,
 }
@@ -139,7 +140,7 @@ impl Fs {
             entered: EnteredSubvolumes::new(budget.subvolume_bytes, budget.bare_bytes, Self::delete_orphans),
             subvolumes: Subvolumes::default(),
             commit_thread: CommitThread::new(Arc::clone(&context.commits), options.commit_secs),
-            stream_bytes: budget.stream_bytes,
+            streams: StreamMemory::new(budget.stream_bytes),
             closed: Mutex::default(),
             context,
             geometry,

@@ -9,6 +9,7 @@
 //! - `statfs`: the numbers that df shows.
 //! - `guard`: calls that only a FUSE server needs.
 //! - `stats`: counters.
+//! - `stream_memory`: the memory of sends and receives.
 
 mod atomic;
 pub(crate) mod commit_thread;
@@ -20,3 +21,4 @@ pub(crate) mod memory_budget;
 pub(crate) mod resync_thread;
 pub(crate) mod statfs;
 pub(crate) mod stats;
+pub(crate) mod stream_memory;

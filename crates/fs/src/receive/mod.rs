@@ -25,7 +25,7 @@
 //!   When all data of the subvolume is on disk, one operation removes the attribute, sets `received_uuid` and makes the
 //!   subvolume read-only.
 //! - R3. Memory is bounded. The batches of input that wait or are applied (`input`) have a share of the
-//!   filesystem's memory. A second share is divided between four stores ([`store_bytes`]): the state that `verify`
+//!   filesystem's memory, which sends and receives that run at once divide. A second share is divided between four stores ([`store_bytes`]): the state that `verify`
 //!   expects, and the directories that up to three walks know (`walk`), through the received subvolume, through the
 //!   clone source that was used last, and through the sent subvolume (`sharing`). In addition, one batch is being
 //!   read, and one command at a time has its decompressed data and the data that `sharing` compares. Writes of a
@@ -52,7 +52,7 @@ use crate::Fs;
 
 /// The memory of one store (R3).
 fn store_bytes(fs: &Fs) -> u64 {
-    fs.stream_bytes / NR_STORES
+    fs.streams.part_bytes() / NR_STORES
 }
 
 const NR_STORES: u64 = 4;

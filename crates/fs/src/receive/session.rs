@@ -167,7 +167,8 @@ impl ReceiveSession<'_> {
         let (send, batches) = sync_channel(NR_BATCHES);
         let (give_back, used) = sync_channel(NR_BATCHES);
         let only_first = self.options.only_first;
-        let room = Room::new(self.fs.stream_bytes);
+        let _running = self.fs.streams.begin();
+        let room = Room::new(self.fs.streams.part_bytes());
         std::thread::scope(|scope| {
             // Drops before the scope waits for the reader, also after a panic.
             let applier = ApplierRoom(&room);

@@ -10,7 +10,8 @@
 //! new files, are often neighbors on disk, so a reader uses one request for data of its batch that lies side by side on
 //! disk.
 //!
-//! - P1. The queue holds at most [`QUEUE_BYTES`] of data, read or still to be read, and at most [`QUEUE_JOBS`] jobs.
+//! - P1. The queue holds at most [`QUEUE_BYTES`] of data, read or still to be read, and at most [`QUEUE_JOBS`] jobs. If
+//!   the part of this send in the memory for streams is smaller, the queue holds at most that, or one job.
 //! - P2. After a failure nothing more is written, and no thread waits. The first failure is reported.
 //! - P3. Data is verified against its checksums before it is written.
 
@@ -32,6 +33,7 @@ use ubtrfs_transaction::{Engine, Job};
 
 use crate::compression;
 use crate::error::{Error, Result};
+use crate::mount::stream_memory::StreamMemory;
 
 /// A part of a data extent that will be sent as a file's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,6 +114,7 @@ struct PipelineQueue {
 
 struct SendShared<'e> {
     engine: &'e Engine,
+    memory: &'e StreamMemory,
     version: StreamVersion,
     queue: Mutex<PipelineQueue>,
     /// Notified when a slot can be read.
@@ -135,7 +138,7 @@ pub(super) struct Pipeline<'p, 'e> {
 impl<'p> Pipeline<'p, '_> {
     /// Runs `walk` with a pipeline that writes to `output`.
     pub(super) fn with<T>(
-        engine: &Engine,
+        (engine, memory): (&Engine, &StreamMemory),
         version: StreamVersion,
         output: &mut (dyn Write + Send),
         job: &Job,
@@ -143,6 +146,7 @@ impl<'p> Pipeline<'p, '_> {
     ) -> Result<T> {
         let shared = SendShared {
             engine,
+            memory,
             version,
             queue: Mutex::default(),
             unread: Condvar::new(),
@@ -239,9 +243,9 @@ impl<'p> Pipeline<'p, '_> {
     /// Adds a slot to the queue, and waits while the queue is full (P1).
     fn push(&self, slot: Arc<StreamSlot>, bytes: u64, is_read: bool) -> Result<()> {
         self.job.check()?;
+        let max_bytes = self.shared.memory.part_bytes().min(QUEUE_BYTES);
         let mut queue = self.shared.queue.lock();
-        while !queue.failed
-            && (queue.slots.len() >= QUEUE_JOBS || (queue.bytes + bytes > QUEUE_BYTES && queue.bytes > 0))
+        while !queue.failed && (queue.slots.len() >= QUEUE_JOBS || (queue.bytes + bytes > max_bytes && queue.bytes > 0))
         {
             self.shared.room.wait(&mut queue);
         }

@@ -1,5 +1,6 @@
 //! [`SendRequest`]: the subvolumes to send and the choice of their parent; and [`Fs::send`].
 
+use std::collections::HashSet;
 use std::io::Write;
 
 use ubtrfs_error::Error as EngineError;
@@ -54,6 +55,7 @@ impl Fs {
         }
         let used = request.subvolumes.iter().chain(&request.parent).chain(&request.clone_sources);
         let _sending = self.begin_send(used.copied(), job)?;
+        let running = self.streams.begin();
         if self.context.read_only().is_none() {
             // A send reads the last commit. Files without names were deleted from a new snapshot after the commit that
             // made it, and a commit of the deletion would change the snapshot during the send. So commit first.
@@ -67,7 +69,8 @@ impl Fs {
                 None if clone_sources.is_empty() => None,
                 None => Some(self.find_parent(id, &clone_sources)?),
             };
-            let subvolume = One { id, parent, clone_sources: &clone_sources, version };
+            let reads_leaves_ahead = running.reads_leaves_ahead;
+            let subvolume = One { id, parent, clone_sources: &clone_sources, version, reads_leaves_ahead };
             let header = !request.joined || index == 0;
             let end = !request.joined || index.saturating_add(1) == nr;
             self.send_one(request, &subvolume, (header, end), output, job)?;
@@ -102,12 +105,13 @@ impl Fs {
     ) -> Result<()> {
         let new = SentTree::open(self, what.id)?;
         let old = what.parent.map(|id| SentTree::open(self, id)).transpose()?;
-        let others = what.clone_sources.iter().filter(|id| Some(**id) != what.parent && **id != what.id);
+        let mut known = HashSet::from([Some(what.id), what.parent]);
+        let others = what.clone_sources.iter().filter(|id| known.insert(Some(**id)));
         let others = others.map(|id| SentTree::open(self, *id)).collect::<Result<Vec<_>>>()?;
         let path = self.subvolume_info(what.id)?.path;
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         let options = DataOptions { compressed: request.compressed_data, no_data: request.no_data };
-        let sent = Pipeline::with(&self.engine, what.version, output, job, |pipeline| {
+        let sent = Pipeline::with((&self.engine, &self.streams), what.version, output, job, |pipeline| {
             if header {
                 pipeline.header();
             }
@@ -124,7 +128,10 @@ impl Fs {
             }
             let clones = Clones::new(self, &new, old.iter().chain(&others));
             let sender = Sender::new(self, (old.as_ref(), &new), clones, options, pipeline);
-            self.engine.with_walk_source(|source| sender.send(source))
+            match what.reads_leaves_ahead {
+                true => self.engine.with_walk_source(|source| sender.send(source)),
+                false => sender.send(new.source()),
+            }
         });
         if !matches!(&sent, Err(Error::Output(_) | Error::Engine(EngineError::Cancelled))) {
             self.check_unchanged(std::iter::once(&new).chain(&old).chain(&others))?;
@@ -133,7 +140,9 @@ impl Fs {
         if !end {
             return Ok(());
         }
-        Pipeline::with(&self.engine, what.version, output, job, |pipeline| pipeline.command(&StreamCommand::End))
+        Pipeline::with((&self.engine, &self.streams), what.version, output, job, |pipeline| {
+            pipeline.command(&StreamCommand::End)
+        })
     }
 
     /// Fails if a read-only subvolume was changed after it was opened here: through a file that was open for writing
@@ -179,4 +188,5 @@ struct One<'r> {
     parent: Option<RootId>,
     clone_sources: &'r [RootId],
     version: StreamVersion,
+    reads_leaves_ahead: bool,
 }
