@@ -481,6 +481,44 @@ fn i10_a_submount_has_the_restrictions_of_the_bind_mount_that_it_lies_in() {
 }
 
 #[test]
+fn i11_a_mount_that_others_put_on_a_submount_stays() {
+    let Some(scene) = Scene::new() else { return };
+    for dir in ["m/a", "m/dir/b"] {
+        fs::set_permissions(scene.path(dir), fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let below = scene.path("m/dir/b/below");
+    fs::create_dir(&below).unwrap();
+    for dir in [&scene.path("m/a"), &below] {
+        run("mount", ["-t".into(), "tmpfs".into(), "tmpfs".into(), dir.clone()]).unwrap();
+        fs::write(dir.join("precious"), "x").unwrap();
+    }
+    let is_there = || scene.path("m/a/precious").exists() && below.join("precious").exists();
+    // The kernel refuses the rename too, after the server was asked for the name.
+    assert_eq!(errno(fs::rename(scene.path("m/a"), scene.path("m/z"))), Some(Errno::BUSY));
+    let user = |script: &str| {
+        Command::new(NOBODY[0])
+            .args(&NOBODY[1..])
+            .args(["sh", "-c", script])
+            .current_dir(scene.path("m"))
+            .output()
+            .unwrap()
+    };
+    assert!(!user("mv -T a z").status.success() && !user("rmdir a").status.success());
+    assert!(is_there(), "after a rename");
+    let said = ubtrfs(["umount", &text(&scene.path("m"))]);
+    refused(&said, &["busy"]);
+    assert!(is_there(), "after umount");
+    // Longer than the time after which idle submounts are unmounted.
+    thread::sleep(Duration::from_secs(13));
+    assert!(is_there(), "after the idle time");
+    for dir in [&scene.path("m/a"), &below] {
+        run("umount", [dir]).unwrap();
+    }
+    assert_eq!(fs::read_to_string(scene.path("m/a/file")).unwrap(), "m/a");
+    scene.umount();
+}
+
+#[test]
 fn a_new_mount_namespace_has_the_submounts_that_it_was_made_with() {
     let Some(scene) = Scene::new() else { return };
     fs::metadata(scene.path("m/a")).unwrap();

@@ -33,6 +33,9 @@
 //!   these answers are valid for a short time ([`LEARNED_TTL`]); afterwards the kernel keeps the name, and asks for it again.
 //! - I10. A submount has all restrictions (`ro`, `nosuid` and others) of the mount in which it lies, which may be a bind mount.
 //!   Restrictions are added to a submount that is mounted already, and never taken from it.
+//! - I11. Only mounts that the mounter made are unmounted. The kernel unmounts the topmost mount of a directory. So a submount
+//!   with another mount on it or in it stays. The table of mounts shows such a mount, unless it is made later. Then it is
+//!   fresh, and the kernel unmounts (`MNT_EXPIRE`) only what an earlier call has marked as unused.
 
 mod mounter;
 mod place;

@@ -1,5 +1,6 @@
 //! The mounter and the remover: the threads that make submounts and take them away (I8).
 
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -23,6 +24,21 @@ use crate::server::{self, Server};
 use crate::subtree;
 use crate::transport::{Config, Connection, IdlePolling, Transport};
 use crate::view::FuseView;
+
+/// A mount that the mounter made, with its line in the table of mounts.
+struct Submount {
+    mount: MountInfo,
+    placed: PlacedOn,
+    /// Whether a mount that the mounter did not make lies on it, in it, or in a submount in it (I11).
+    has_others: bool,
+}
+
+/// The outcome of several unmounts.
+struct Unmounting {
+    nr_unmounted: usize,
+    /// The last error.
+    outcome: io::Result<()>,
+}
 
 impl Submounts {
     /// Starts the mounter. `server` is that of the first view.
@@ -100,17 +116,15 @@ impl Submounts {
     }
 
     fn remove(&self, task: SubmountTask) -> io::Result<()> {
-        let mounts = self.placed_mounts();
         match task {
-            SubmountTask::Leave(subvolume) => {
-                let is_of = |(_, placed): &&(MountInfo, PlacedOn)| placed.subvolume == subvolume;
-                let dirs: Vec<_> = mounts.iter().filter(is_of).map(|(mount, _)| mount.dir.clone()).collect();
-                let is_below = |mount: &MountInfo| dirs.iter().any(|dir| mount.dir.starts_with(dir));
-                let below = || mounts.iter().filter(|(mount, _)| is_below(mount));
-                unless_busy(|| self.unmount(below(), Leaving::Idle, true))
+            SubmountTask::Leave(subvolume) => self.unmount_idle(true, |submount, all| {
+                let mut of_it = all.iter().filter(|other| other.placed.subvolume == subvolume);
+                of_it.any(|other| submount.mount.dir.starts_with(&other.mount.dir))
+            }),
+            SubmountTask::LeaveAll { lazy: true } => {
+                self.unmount(self.placed_mounts().iter(), Leaving::Always, false).outcome
             }
-            SubmountTask::LeaveAll { lazy: true } => self.unmount(mounts.iter(), Leaving::Always, false),
-            _ => unless_busy(|| self.unmount(mounts.iter(), Leaving::Idle, false)),
+            _ => self.unmount_idle(false, |_, _| true),
         }
     }
 
@@ -189,7 +203,10 @@ impl Submounts {
     fn make_view(self: &Arc<Self>, fs: &Arc<Fs>, subvolume: RootId) -> io::Result<OwnedFd> {
         let Some(template) = self.template.lock().clone() else { return Err(Errno::NOTCONN.into()) };
         if self.state.lock().views.len() >= VIEWS_MAX {
-            let _ = self.unmount(self.placed_mounts().iter(), Leaving::Idle, true);
+            // I11: the first call marks a mount, and the second one unmounts it.
+            for _ in 0..2 {
+                self.unmount(self.placed_mounts().iter(), Leaving::Expired, true);
+            }
         }
         if self.state.lock().views.len() >= USED_VIEWS_MAX {
             return Err(Errno::MFILE.into());
@@ -255,44 +272,78 @@ impl Submounts {
     }
 
     /// The mounts that the mounter made and that are still there, each after those that it lies in.
-    fn placed_mounts(&self) -> Vec<(MountInfo, PlacedOn)> {
-        let mounts = mount_table::mounts();
+    fn placed_mounts(&self) -> Vec<Submount> {
+        let table = mount_table::mounts();
         let mut state = self.state.lock();
         let is_view = |mount: &MountInfo, placed: &PlacedOn| {
             let view = self.host.views.of(placed.subvolume);
             view.is_some_and(|view| view.device.get().copied() == mount.device_number())
         };
-        let found: Vec<(MountInfo, PlacedOn)> = mounts
-            .into_iter()
-            .filter_map(|mount| state.placed.get(&mount.id).copied().map(|placed| (mount, placed)))
-            .filter(|(mount, placed)| is_view(mount, placed))
-            .collect();
-        state.placed.retain(|id, _| found.iter().any(|(mount, _)| mount.id == *id));
-        found
+        let placed_on =
+            |mount: &MountInfo| state.placed.get(&mount.id).filter(|placed| is_view(mount, placed)).copied();
+        let found: Vec<(MountInfo, PlacedOn)> =
+            table.iter().filter_map(|mount| placed_on(mount).map(|placed| (mount.clone(), placed))).collect();
+        let parents: HashMap<u64, u64> = found.iter().map(|(mount, _)| (mount.id, mount.parent)).collect();
+        state.placed.retain(|id, _| parents.contains_key(id));
+        drop(state);
+        let mut with_others = HashSet::new();
+        for other in table.iter().filter(|mount| !parents.contains_key(&mount.id)) {
+            let mut below = other.parent;
+            while let Some(parent) = parents.get(&below).filter(|_| with_others.insert(below)) {
+                below = *parent;
+            }
+        }
+        let has_others = |mount: &MountInfo| with_others.contains(&mount.id);
+        found.into_iter().map(|(mount, placed)| Submount { has_others: has_others(&mount), mount, placed }).collect()
     }
 
     /// Unmounts these mounts, each before those that it lies in. With `may_return`, they are likely to be entered again.
-    /// Returns the last error.
     fn unmount<'m>(
         &self,
-        mounts: impl DoubleEndedIterator<Item = &'m (MountInfo, PlacedOn)>,
+        mounts: impl DoubleEndedIterator<Item = &'m Submount>,
         how: Leaving,
         may_return: bool,
-    ) -> io::Result<()> {
-        let mut outcome = Ok(());
-        for (mount, placed) in mounts.rev() {
-            match place::leave(mount, placed, how) {
+    ) -> Unmounting {
+        let mut done = Unmounting { nr_unmounted: 0, outcome: Ok(()) };
+        for submount in mounts.rev() {
+            let Submount { mount, placed, has_others } = submount;
+            let left = if *has_others { Err(Errno::BUSY.into()) } else { place::leave(mount, placed, how) };
+            match left {
                 Ok(()) => {
+                    done.nr_unmounted += 1;
                     self.state.lock().placed.remove(&mount.id);
                     // The kernel has dropped the name with the mount.
                     if may_return {
                         self.learn(placed.subvolume);
                     }
                 }
-                Err(error) => outcome = Err(error),
+                Err(error) => done.outcome = Err(error),
             }
         }
-        outcome
+        done
+    }
+
+    /// Unmounts the wanted mounts, if they are not in use. A mount is busy for a short time while a process that has been
+    /// forked and has not called exec yet keeps its parent's files open. `is_wanted` gets a mount and all mounts.
+    fn unmount_idle(&self, may_return: bool, is_wanted: impl Fn(&Submount, &[Submount]) -> bool) -> io::Result<()> {
+        let mut tries = IDLE_TRIES;
+        loop {
+            let mounts = self.placed_mounts();
+            let wanted = mounts.iter().filter(|submount| is_wanted(submount, &mounts));
+            // I11: the first call marks a mount, and the second one unmounts it.
+            let Unmounting { nr_unmounted, outcome } = self.unmount(wanted, Leaving::Expired, may_return);
+            let Err(error) = outcome else { return Ok(()) };
+            if nr_unmounted > 0 {
+                continue;
+            }
+            tries -= 1;
+            if tries == 0 {
+                return Err(error);
+            }
+            if Errno::from_io_error(&error) == Some(Errno::BUSY) {
+                thread::sleep(BUSY_PAUSE);
+            }
+        }
     }
 
     /// Unmounts what nothing has used since the last call, and gives the others the flags of the first mount.
@@ -307,8 +358,8 @@ impl Submounts {
     fn add_restrictions(&self) {
         let (table, placed) = (mount_table::mounts(), self.placed_mounts());
         let of_number = |id: u64| table.iter().find(|mount| mount.id == id);
-        let is_placed = |mount: &MountInfo| placed.iter().any(|(other, _)| other.id == mount.id);
-        for (mount, _) in &placed {
+        let is_placed = |mount: &MountInfo| placed.iter().any(|other| other.mount.id == mount.id);
+        for Submount { mount, .. } in &placed {
             let mut around = of_number(mount.parent);
             while let Some(submount) = around.filter(|around| is_placed(around)) {
                 around = of_number(submount.parent);
@@ -348,18 +399,6 @@ fn learn_stubs(fs: &Fs, subvolume: RootId, root: &OwnedFd) {
     }
 }
 
-/// Repeats an unmount for a short time while something is busy: a process that has been forked and has not called exec yet
-/// keeps its parent's files open.
-fn unless_busy(unmount: impl Fn() -> io::Result<()>) -> io::Result<()> {
-    for _ in 0..BUSY_TRIES {
-        match unmount() {
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => thread::sleep(BUSY_PAUSE),
-            done => return done,
-        }
-    }
-    unmount()
-}
-
 fn thread_number() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
 }
@@ -383,8 +422,8 @@ const DESCRIPTORS: u64 = 8192;
 const STUBS_AT_ONCE: usize = 256;
 /// A submount that nothing has used for this time, or twice as long at most, is unmounted.
 const IDLE: Duration = Duration::from_secs(5);
-/// How often a busy submount is tried to be unmounted.
-const BUSY_TRIES: u32 = 5;
+/// How often an unmount of submounts that are not idle is tried.
+const IDLE_TRIES: u32 = 8;
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
 /// How often a stub is searched for that is renamed at the same time.
 const RENAME_TRIES: usize = 4;

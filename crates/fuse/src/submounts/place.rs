@@ -123,16 +123,14 @@ pub(super) fn flags_of(mount: &MountInfo) -> MountAttrFlags {
 /// How a submount is unmounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leaving {
-    /// If nothing has used it since the last call.
+    /// If nothing has used it since the last call. A mount that was put on it since then is fresh, and stays (I11).
     Expired,
-    /// If it is not in use.
-    Idle,
-    /// In any case. Programs that use it keep it until they end.
+    /// In any case. Programs that use it keep it until they end. A mount that is put on it in this moment goes too.
     Always,
 }
 
 /// Unmounts a submount. A touch of the mount counts as use, so only the directory above it is opened. While the mount is
-/// there, the stub cannot be renamed (I5).
+/// there, the stub cannot be renamed (I5). The kernel unmounts the topmost mount, so nothing may lie on the submount (I11).
 pub(super) fn leave(mount: &MountInfo, placed: &PlacedOn, how: Leaving) -> io::Result<()> {
     let (Some(above), Some(name)) = (mount.dir.parent(), mount.dir.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -143,7 +141,6 @@ pub(super) fn leave(mount: &MountInfo, placed: &PlacedOn, how: Leaving) -> io::R
     }
     let flags = match how {
         Leaving::Expired => UnmountFlags::EXPIRE,
-        Leaving::Idle => UnmountFlags::empty(),
         Leaving::Always => UnmountFlags::DETACH,
     };
     let path: PathBuf = Path::new("/proc/self/fd").join(above.as_raw_fd().to_string()).join(name);
