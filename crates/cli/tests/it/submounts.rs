@@ -518,6 +518,39 @@ fn i11_a_mount_that_others_put_on_a_submount_stays() {
     scene.umount();
 }
 
+/// The mounter makes submounts while the remover reads the table of mounts.
+#[test]
+fn i8_submounts_that_are_made_during_a_removal_are_unmounted_later() {
+    let Some(scene) = Scene::new() else { return };
+    let m = scene.path("m");
+    for number in 0..40 {
+        scene.run(&["subvolume", "create", &format!("m/v{number}")]);
+        fs::write(m.join(format!("v{number}/f")), "x").unwrap();
+    }
+    let until = Instant::now() + Duration::from_secs(15);
+    thread::scope(|scope| {
+        for worker in 0..4 {
+            let m = &m;
+            scope.spawn(move || {
+                while Instant::now() < until {
+                    for number in (worker..40).step_by(4) {
+                        let names = [m.join(format!("v{number}")), m.join(format!("w{number}"))];
+                        for (from, to) in [(&names[0], &names[1]), (&names[1], &names[0])] {
+                            let _ = fs::metadata(from.join("f")).and_then(|_| fs::rename(from, to));
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let begun = Instant::now();
+    while scene.mounts() != ["m"] {
+        assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", scene.mounts());
+        thread::sleep(Duration::from_millis(200));
+    }
+    scene.umount();
+}
+
 #[test]
 fn a_new_mount_namespace_has_the_submounts_that_it_was_made_with() {
     let Some(scene) = Scene::new() else { return };

@@ -87,6 +87,8 @@ struct SubmountState {
     /// Whether the end does not wait for views that are in use.
     is_abandoned: bool,
     last_serial: u64,
+    /// The last number of a submount.
+    last_placed: u64,
 }
 
 /// Tasks of one thread, which are done in order.
@@ -101,6 +103,19 @@ struct TaskQueue {
 }
 
 impl SubmountState {
+    fn note_placed(&mut self, id: u64, mut placed: PlacedOn) {
+        self.last_placed += 1;
+        placed.serial = self.last_placed;
+        self.placed.insert(id, placed);
+    }
+
+    /// Forgets a submount, but not one that got its number in the table meanwhile.
+    fn forget_placed(&mut self, id: u64, placed: &PlacedOn) {
+        if self.placed.get(&id) == Some(placed) {
+            self.placed.remove(&id);
+        }
+    }
+
     fn queue_of(&mut self, task: SubmountTask) -> &mut TaskQueue {
         match task {
             SubmountTask::Enter(_) => &mut self.to_mount,

@@ -163,7 +163,7 @@ impl Submounts {
                     Ok(stub) => {
                         let tree = self.new_mount(&fs, subvolume)?;
                         let (id, placed) = place::place(&tree, &stub, mount, subvolume)?;
-                        self.state.lock().placed.insert(id, placed);
+                        self.state.lock().note_placed(id, placed);
                         outcome = Ok(());
                     }
                     Err(error) if Errno::from_io_error(&error) == Some(Errno::XDEV) => outcome = Ok(()),
@@ -273,6 +273,8 @@ impl Submounts {
 
     /// The mounts that the mounter made and that are still there, each after those that it lies in.
     fn placed_mounts(&self) -> Vec<Submount> {
+        // A mount that is made after the table is read is not missing.
+        let known = self.state.lock().placed.clone();
         let table = mount_table::mounts();
         let mut state = self.state.lock();
         let is_view = |mount: &MountInfo, placed: &PlacedOn| {
@@ -284,7 +286,9 @@ impl Submounts {
         let found: Vec<(MountInfo, PlacedOn)> =
             table.iter().filter_map(|mount| placed_on(mount).map(|placed| (mount.clone(), placed))).collect();
         let parents: HashMap<u64, u64> = found.iter().map(|(mount, _)| (mount.id, mount.parent)).collect();
-        state.placed.retain(|id, _| parents.contains_key(id));
+        for (id, gone) in known.iter().filter(|(id, _)| !parents.contains_key(id)) {
+            state.forget_placed(*id, gone);
+        }
         drop(state);
         let mut with_others = HashSet::new();
         for other in table.iter().filter(|mount| !parents.contains_key(&mount.id)) {
@@ -311,7 +315,7 @@ impl Submounts {
             match left {
                 Ok(()) => {
                     done.nr_unmounted += 1;
-                    self.state.lock().placed.remove(&mount.id);
+                    self.state.lock().forget_placed(mount.id, placed);
                     // The kernel has dropped the name with the mount.
                     if may_return {
                         self.learn(placed.subvolume);

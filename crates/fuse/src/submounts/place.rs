@@ -22,6 +22,8 @@ pub(super) struct PlacedOn {
     pub(super) subvolume: RootId,
     /// The device and the inode number of the directory that holds the stub.
     above: (u64, u64),
+    /// A number that no other submount of this process has. Linux soon gives the number in the table to another mount.
+    pub(super) serial: u64,
 }
 
 /// The open stub of a subvolume.
@@ -90,7 +92,7 @@ pub(super) fn place(
     set_flags(tree, flags_of(mount))?;
     let how = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     move_mount(tree, "", &stub.dir, "", how)?;
-    Ok((other_user::mount_id_of(tree)?, PlacedOn { subvolume, above: stub.above }))
+    Ok((other_user::mount_id_of(tree)?, PlacedOn { subvolume, above: stub.above, serial: 0 }))
 }
 
 /// Gives a mount exactly these flags.
