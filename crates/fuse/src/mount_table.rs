@@ -24,6 +24,8 @@ pub(crate) struct MountInfo {
     /// can be another directory than `/`.
     pub(crate) root: PathBuf,
     pub(crate) kind: String,
+    /// Whether mounts that are made in it appear in other mounts too.
+    pub(crate) is_shared: bool,
     /// `major:minor`: equal for all mount points of one filesystem, and reused after its last unmount.
     pub(crate) device: Vec<u8>,
     /// The mounted device, as given.
@@ -180,7 +182,10 @@ fn parse_mountinfo(line: &[u8]) -> Option<MountInfo> {
     let root = unescape(fields.next()?);
     let dir = unescape(fields.next()?);
     let of_mount_point = fields.next()?;
-    let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
+    let mut is_shared = false;
+    for field in fields.by_ref().take_while(|field| *field != b"-") {
+        is_shared |= field.starts_with(b"shared:");
+    }
     let (kind, source, of_filesystem) = (fields.next()?, unescape(fields.next()?), fields.next().unwrap_or_default());
     let options = [of_mount_point, of_filesystem].into_iter().flat_map(|list| list.split(|&byte| byte == b','));
     Some(MountInfo {
@@ -189,6 +194,7 @@ fn parse_mountinfo(line: &[u8]) -> Option<MountInfo> {
         dir: PathBuf::from(OsStr::from_bytes(&dir).to_owned()),
         root: PathBuf::from(OsStr::from_bytes(&root).to_owned()),
         kind: String::from_utf8_lossy(kind).into_owned(),
+        is_shared,
         device,
         source: OsStr::from_bytes(&source).to_owned(),
         options: options.map(|option| String::from_utf8_lossy(option).into_owned()).collect(),
@@ -227,11 +233,14 @@ mod tests {
             dir,
             root: "/".into(),
             kind,
+            is_shared: false,
             device: b"98:0".to_vec(),
             source: "/dev/loop0".into(),
             options,
         };
         assert_eq!(mount, expected);
+        let shared = parse_mountinfo(br"36 35 98:0 / /mnt rw master:1 shared:2 - fuse.ubtrfs /dev/loop0 rw").unwrap();
+        assert!(shared.is_shared && shared.source == "/dev/loop0");
         assert_eq!(parse_mountinfo(b""), None);
     }
 }

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use tempfile::TempDir;
 use ubtrfs_testkit::{LoopMount, btrfs_check, capability, run};
 
-use crate::common::{NOBODY, namespace, ok, refused, server_of, text, ubtrfs};
+use crate::common::{NOBODY, namespace, namespace_with, ok, refused, server_of, text, ubtrfs};
 
 struct Scene {
     scratch: TempDir,
@@ -516,6 +516,61 @@ fn i11_a_mount_that_others_put_on_a_submount_stays() {
     }
     assert_eq!(fs::read_to_string(scene.path("m/a/file")).unwrap(), "m/a");
     scene.umount();
+}
+
+/// Works in another mount namespace: sees `m` read-only, waits, and writes to a submount.
+const SLAVE: &str = r#"
+    mount -o remount,bind,ro,nosuid m && echo ready && read x
+    ls m/a
+    echo x > m/a/there
+    grep -c "$PWD/m/a" /proc/self/mountinfo"#;
+
+#[test]
+fn i12_a_submount_does_not_appear_where_it_would_lack_restrictions() {
+    let Some(scene) = Scene::new() else { return };
+    scene.umount();
+    let dir = scene.scratch.path();
+    run("mount", ["--bind".as_ref(), dir.as_os_str(), dir.as_os_str()]).unwrap();
+    run("mount", ["--make-shared".as_ref(), dir.as_os_str()]).unwrap();
+    scene.mount("submounts");
+    let bind = scene.path("other");
+    run("mount", ["--bind".into(), scene.path("m"), bind.clone()]).unwrap();
+    run("mount", ["-o".into(), "remount,bind,ro,nosuid,nodev".into(), bind.clone()]).unwrap();
+    // As systemd's services have it.
+    let mut slave = namespace_with("slave", dir);
+    slave.args(["sh", "-c", SLAVE]);
+    let slave = slave.current_dir(dir).stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+    let mut slave = slave.stderr(std::process::Stdio::null()).spawn().unwrap();
+    let mut said = std::io::BufReader::new(slave.stdout.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    for name in ["m/a", "m/a/n"] {
+        assert_eq!(scene.stat(name).1, 256);
+    }
+    // It makes those in the bind mount at the latest when they are entered.
+    let begun = Instant::now();
+    while fs::metadata(bind.join("a/n/.")).is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(30));
+    }
+    for name in ["new", "a/new", "a/n/new"] {
+        assert_eq!(errno(fs::write(bind.join(name), "")), Some(Errno::ROFS), "{name}");
+    }
+    drop(slave.stdin.take());
+    assert_eq!(std::io::read_to_string(said).unwrap(), "0\n", "no submount is propagated");
+    slave.wait().unwrap();
+    assert!(!scene.path("m/a/there").exists());
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let other = text(&bind);
+    let writable = |line: &&str| {
+        let fields: Vec<&str> = line.split(' ').collect();
+        fields[4].starts_with(&other) && !fields[5].starts_with("ro,nosuid,nodev")
+    };
+    assert_eq!(table.lines().find(writable), None);
+    run("umount", ["-R".into(), bind]).unwrap();
+    scene.umount();
+    scene.await_end();
+    run("umount", [dir]).unwrap();
 }
 
 /// The mounter makes submounts while the remover reads the table of mounts.

@@ -36,6 +36,8 @@
 //! - I11. Only mounts that the mounter made are unmounted. The kernel unmounts the topmost mount of a directory. So a submount
 //!   with another mount on it or in it stays. The table of mounts shows such a mount, unless it is made later. Then it is
 //!   fresh, and the kernel unmounts (`MNT_EXPIRE`) only what an earlier call has marked as unused.
+//! - I12. No submount appears elsewhere by propagation: it would have the restrictions of the mount in which it was made, not
+//!   those of the mount in which it appears (I10). So a mount becomes private before the first submount is made in it.
 
 mod mounter;
 mod place;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 use rustix::io::Errno;
-use rustix::mount::{MountAttrFlags, MoveMountFlags, UnmountFlags, move_mount};
+use rustix::mount::{MountAttrFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags, move_mount};
 use ubtrfs_device::change_mount_flags;
 use ubtrfs_format::RootId;
 
@@ -29,6 +29,8 @@ pub(super) struct PlacedOn {
 /// The open stub of a subvolume.
 #[derive(Debug)]
 pub(super) struct OpenStub {
+    /// The root directory of the mount that shows the stub.
+    root: OwnedFd,
     dir: OwnedFd,
     above: (u64, u64),
 }
@@ -39,12 +41,13 @@ pub(super) struct OpenStub {
 /// # Errors
 /// `EXDEV` if something is mounted on the stub, or on the way to it; `ENOENT` if the mount does not show the stub.
 pub(super) fn open_stub(mount: &MountInfo, path: &[u8], shown: (u64, u64)) -> io::Result<OpenStub> {
-    let dir = open_below(&open_root(mount)?, shown_path(mount, path)?)?;
+    let root = open_root(mount)?;
+    let dir = open_below(&root, shown_path(mount, path)?)?;
     if identity(&dir)? != shown {
         return Err(not_shown());
     }
     let above = identity(&openat(&dir, c"..", PATH_FLAGS, Mode::empty())?)?;
-    Ok(OpenStub { dir, above })
+    Ok(OpenStub { root, dir, above })
 }
 
 /// Opens the root directory of a mount.
@@ -81,8 +84,8 @@ fn not_shown() -> io::Error {
     Errno::NOENT.into()
 }
 
-/// Mounts `tree`, a mount of a subvolume that is on no directory, on its stub in `mount`, with the flags of `mount`. Returns
-/// the number of the new mount.
+/// Mounts `tree`, a mount of a subvolume that is on no directory, on its stub in `mount`, with the flags of `mount`. Makes
+/// `mount` private first (I12). Returns the number of the new mount.
 pub(super) fn place(
     tree: &OwnedFd,
     stub: &OpenStub,
@@ -90,6 +93,10 @@ pub(super) fn place(
     subvolume: RootId,
 ) -> io::Result<(u64, PlacedOn)> {
     set_flags(tree, flags_of(mount))?;
+    if mount.is_shared {
+        // I12. The path leads to this mount also if another mount is on it.
+        rustix::mount::mount_change(path_of(&stub.root), MountPropagationFlags::PRIVATE)?;
+    }
     let how = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     move_mount(tree, "", &stub.dir, "", how)?;
     Ok((other_user::mount_id_of(tree)?, PlacedOn { subvolume, above: stub.above, serial: 0 }))
@@ -145,8 +152,12 @@ pub(super) fn leave(mount: &MountInfo, placed: &PlacedOn, how: Leaving) -> io::R
         Leaving::Expired => UnmountFlags::EXPIRE,
         Leaving::Always => UnmountFlags::DETACH,
     };
-    let path: PathBuf = Path::new("/proc/self/fd").join(above.as_raw_fd().to_string()).join(name);
-    Ok(rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW)?)
+    Ok(rustix::mount::unmount(path_of(&above).join(name), flags | UnmountFlags::NOFOLLOW)?)
+}
+
+/// A path of an open file.
+fn path_of(file: &OwnedFd) -> PathBuf {
+    Path::new("/proc/self/fd").join(file.as_raw_fd().to_string())
 }
 
 /// The device and the inode number of an open file.

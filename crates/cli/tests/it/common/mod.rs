@@ -28,6 +28,12 @@ pub(crate) fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Outp
 /// use.
 #[allow(dead_code, reason = "only some tests use namespaces")]
 pub(crate) fn namespace(kept: &Path) -> Command {
+    namespace_with("private", kept)
+}
+
+/// Works like [`namespace`], with this propagation of mounts from here.
+#[allow(dead_code, reason = "only some tests use namespaces")]
+pub(crate) fn namespace_with(propagation: &str, kept: &Path) -> Command {
     const DETACH_OTHERS: &str = r#"
         kept=$1; shift
         mounts=$(cat /proc/self/mountinfo)
@@ -41,7 +47,7 @@ $mounts
 END
         exec "$@""#;
     let mut command = Command::new("unshare");
-    command.args(["-m", "--propagation", "private", "sh", "-c", DETACH_OTHERS, "sh"]).arg(kept);
+    command.args(["-m", "--propagation", propagation, "sh", "-c", DETACH_OTHERS, "sh"]).arg(kept);
     command
 }
 
