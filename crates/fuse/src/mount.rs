@@ -399,6 +399,22 @@ pub struct Mounted {
     info: MountInfo,
 }
 
+/// The flags of a mount; other fields have default values.
+fn config_of(info: &MountInfo) -> MountConfig {
+    let has = |flag: &str| info.options.iter().any(|option| option == flag);
+    MountConfig {
+        read_only: has("ro"),
+        nodev: has("nodev"),
+        nosuid: has("nosuid"),
+        noexec: has("noexec"),
+        noatime: has("noatime"),
+        nosymfollow: has("nosymfollow"),
+        dirsync: has("dirsync"),
+        sync: has("sync"),
+        ..MountConfig::default()
+    }
+}
+
 impl Mounted {
     /// Finds the mount of ubtrfs at `dir`.
     ///
@@ -409,18 +425,7 @@ impl Mounted {
         let not_mounted = || MountError::NotMounted(dir.display().to_string());
         let full = other_user::full_path(dir).map_err(|source| unusable(dir, source))?;
         let info = find_mount(&full).filter(MountInfo::is_of_ubtrfs).ok_or_else(not_mounted)?;
-        let has = |flag: &str| info.options.iter().any(|option| option == flag);
-        let config = MountConfig {
-            read_only: has("ro"),
-            nodev: has("nodev"),
-            nosuid: has("nosuid"),
-            noexec: has("noexec"),
-            noatime: has("noatime"),
-            nosymfollow: has("nosymfollow"),
-            dirsync: has("dirsync"),
-            sync: has("sync"),
-            ..MountConfig::default()
-        };
+        let config = config_of(&info);
         let other_user = other_user::other_user_of(&info);
         Ok(Self { dir: full, config, other_user, info })
     }
@@ -453,7 +458,11 @@ impl Mounted {
         let failed = |source: io::Error| MountError::Mount { dir: self.dir.display().to_string(), source };
         // Q3 of `other_user.rs`
         let point = other_user::MountPoint::open(&self.info).map_err(failed)?;
-        rustix::mount::mount_remount(point.path(), mount_flags(&self.config), c"").map_err(|errno| failed(errno.into()))
+        let remount = |config: &MountConfig| {
+            rustix::mount::mount_remount(point.path(), mount_flags(config), c"").map_err(io::Error::from)
+        };
+        let undo = || drop(remount(&config_of(&self.info)));
+        submounts::remount(&self.info, self.config.read_only, || remount(&self.config), undo).map_err(failed)
     }
 }
 

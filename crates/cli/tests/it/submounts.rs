@@ -424,6 +424,34 @@ fn submounts_have_the_flags_of_the_mount() {
     scene.umount();
 }
 
+#[test]
+fn a_remount_makes_all_submounts_read_only_or_none() {
+    let Some(scene) = Scene::new() else { return };
+    let names = ["m/x", "m/a/x", "m/a/n/x", "m/dir/b/x"];
+    let remount = |how: &str| ubtrfs(["mount", "-o", how, &text(&scene.image()), &text(&scene.path("m"))]);
+    let mut file = fs::File::options().append(true).open(scene.path("m/a/file")).unwrap();
+    fs::metadata(scene.path("m/dir/b")).unwrap();
+    refused(&remount("remount,ro"), &[&text(&scene.path("m/a")), "nothing was changed"]);
+    for name in names {
+        fs::write(scene.path(name), "").unwrap();
+    }
+    std::io::Write::write_all(&mut file, b"!").unwrap();
+    drop(file);
+    ok(remount("remount,ro"));
+    for name in names {
+        assert_eq!(errno(fs::write(scene.path(name), "")), Some(Errno::ROFS), "{name}");
+    }
+    ok(remount("remount,rw"));
+    let begun = Instant::now();
+    while names.iter().any(|name| fs::write(scene.path(name), "").is_err()) {
+        // A submount is writable again at the latest after it was unmounted.
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        thread::sleep(Duration::from_secs(11));
+    }
+    assert_eq!(fs::read_to_string(scene.path("m/a/file")).unwrap(), "m/a!");
+    scene.umount();
+}
+
 /// The kernel asks for the ACL of a directory that belongs to another user than the mounter.
 #[test]
 fn i4_a_subvolume_of_another_user_is_entered_at_once() {

@@ -41,6 +41,7 @@
 
 mod mounter;
 mod place;
+mod remount;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,6 +58,7 @@ use crate::server::Server;
 use crate::transport::Notifier;
 pub(crate) use mounter::impossible;
 use place::PlacedOn;
+pub(crate) use remount::remount;
 
 /// The submounts of a filesystem.
 #[derive(Debug)]
