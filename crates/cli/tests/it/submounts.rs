@@ -452,6 +452,29 @@ fn a_remount_makes_all_submounts_read_only_or_none() {
     scene.umount();
 }
 
+#[test]
+fn a_user_cannot_use_up_the_views_of_all() {
+    const LIMIT: usize = 256;
+    let Some(scene) = Scene::new() else { return };
+    let dir = scene.path("m/u");
+    fs::create_dir(&dir).unwrap();
+    std::os::unix::fs::chown(&dir, Some(65534), Some(65534)).unwrap();
+    let names: Vec<PathBuf> = (0..=LIMIT).map(|number| dir.join(format!("v{number}"))).collect();
+    let mut create = Command::new(NOBODY[0]);
+    create.args(&NOBODY[1..]).arg(env!("CARGO_BIN_EXE_ubtrfs")).args(["subvolume", "create"]).args(&names);
+    ok(create.output().unwrap());
+    let mut held: Vec<fs::File> = names[..LIMIT].iter().map(|name| fs::File::open(name.join(".")).unwrap()).collect();
+    assert_eq!(errno(fs::File::open(names[LIMIT].join("."))), Some(Errno::MFILE));
+    assert_eq!(fs::read_to_string(scene.path("m/dir/b/file")).unwrap(), "m/dir/b", "root is not concerned");
+    held.clear();
+    let begun = Instant::now();
+    while let Err(error) = fs::File::open(names[LIMIT].join(".")) {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{error}");
+        thread::sleep(Duration::from_millis(200));
+    }
+    scene.umount();
+}
+
 /// The kernel asks for the ACL of a directory that belongs to another user than the mounter.
 #[test]
 fn i4_a_subvolume_of_another_user_is_entered_at_once() {

@@ -116,6 +116,6 @@ impl Server {
             }
             _ => submounts.enter_later(id.root),
         }
-        Err(RequestFailure::Errno(Errno::STALE))
+        Err(RequestFailure::Errno(submounts.refusal(id.root)))
     }
 }

@@ -59,6 +59,7 @@ use crate::transport::Notifier;
 pub(crate) use mounter::impossible;
 use place::PlacedOn;
 pub(crate) use remount::remount;
+use rustix::io::Errno;
 
 /// The submounts of a filesystem.
 #[derive(Debug)]
@@ -87,6 +88,10 @@ struct SubmountState {
     views: HashMap<RootId, LiveView>,
     /// The mounts that the mounter made, by their numbers in the table of mounts.
     placed: HashMap<u64, PlacedOn>,
+    /// The subvolumes that could not be mounted because of a limit, with the error that programs get.
+    refused: HashMap<RootId, Errno>,
+    /// The users for whom no idle submount was left to unmount, with the time of that.
+    full_users: HashMap<u32, Instant>,
     is_ending: bool,
     /// Whether the end does not wait for views that are in use.
     is_abandoned: bool,
@@ -135,6 +140,8 @@ struct LiveView {
     /// The connection, by which the view can be mounted again.
     requests: Notifier,
     serial: u64,
+    /// The owner of the subvolume.
+    owner: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,6 +190,11 @@ impl Submounts {
     pub(crate) fn is_placed(&self, subvolume: RootId) -> bool {
         let state = self.state.lock();
         state.views.contains_key(&subvolume) && state.placed.values().any(|placed| placed.subvolume == subvolume)
+    }
+
+    /// The error of a program that enters a subvolume which is not mounted: `ESTALE` makes the kernel walk again.
+    pub(crate) fn refusal(&self, subvolume: RootId) -> Errno {
+        self.state.lock().refused.get(&subvolume).copied().unwrap_or(Errno::STALE)
     }
 
     /// Mounts a subvolume soon.

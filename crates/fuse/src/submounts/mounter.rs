@@ -75,10 +75,20 @@ impl Submounts {
                 SubmountTask::Learn(subvolume) => self.learning(|| self.learn_one(subvolume)),
                 _ => self.learning(|| self.learn_all()),
             };
-            if let Err(error) = done {
+            if let Err(error) = &done {
                 tracing::debug!("{task:?}: {error}");
             }
-            self.state.lock().queue_of(task).done = number;
+            let mut state = self.state.lock();
+            if let SubmountTask::Enter(subvolume) = task {
+                let limit =
+                    done.err().and_then(|error| Errno::from_io_error(&error)).filter(|errno| LIMITS.contains(errno));
+                match limit {
+                    Some(errno) => drop(state.refused.insert(subvolume, errno)),
+                    None => drop(state.refused.remove(&subvolume)),
+                }
+            }
+            state.queue_of(task).done = number;
+            drop(state);
             self.changed.notify_all();
         }
     }
@@ -202,15 +212,8 @@ impl Submounts {
 
     fn make_view(self: &Arc<Self>, fs: &Arc<Fs>, subvolume: RootId) -> io::Result<OwnedFd> {
         let Some(template) = self.template.lock().clone() else { return Err(Errno::NOTCONN.into()) };
-        if self.state.lock().views.len() >= VIEWS_MAX {
-            // I11: the first call marks a mount, and the second one unmounts it.
-            for _ in 0..2 {
-                self.unmount(self.placed_mounts().iter(), Leaving::Expired, true);
-            }
-        }
-        if self.state.lock().views.len() >= USED_VIEWS_MAX {
-            return Err(Errno::MFILE.into());
-        }
+        let owner = fs.getattr(InodeId::root_of(subvolume)).map_err(io::Error::other)?.uid;
+        self.make_room(owner)?;
         let requests: OwnedFd = File::options().read(true).write(true).open("/dev/fuse")?.into();
         let data = mount::kernel_options(&requests, &self.config);
         let tree = subtree::mount_detached("fuse", &data, &self.config)?;
@@ -234,7 +237,7 @@ impl Submounts {
         // I6: this reference keeps the subvolume while the view exists.
         fs.getattr_counted(InodeId::root_of(subvolume)).map_err(io::Error::other)?;
         self.host.views.add(&view);
-        let live = LiveView { requests: connection.notifier(), serial };
+        let live = LiveView { requests: connection.notifier(), serial, owner };
         self.state.lock().views.insert(subvolume, live);
         let (own, served_fs, server) = (Arc::clone(self), Arc::clone(fs), template.with_view(view, &self.config));
         drop(template);
@@ -253,6 +256,41 @@ impl Submounts {
         Ok(tree)
     }
 
+    /// Makes room for another view of a subvolume with this owner.
+    ///
+    /// # Errors
+    /// `EMFILE` if the user has too many views in use, `ENFILE` if all users together have.
+    fn make_room(&self, owner: u32) -> io::Result<()> {
+        let views = || {
+            let state = self.state.lock();
+            let of_owner = state.views.values().filter(|view| view.owner == owner && owner != 0).count();
+            (of_owner, state.views.len())
+        };
+        let full = || match views() {
+            (_, all) if all >= USED_VIEWS_MAX => Some(Errno::NFILE),
+            (of_owner, _) if of_owner >= USER_VIEWS_MAX => Some(Errno::MFILE),
+            _ => None,
+        };
+        let last = self.state.lock().full_users.get(&owner).copied();
+        if let Some(errno) = full().filter(|_| last.is_some_and(|last| last.elapsed() < FULL_PAUSE)) {
+            return Err(errno.into());
+        }
+        if views().1 >= VIEWS_MAX {
+            // I11: the first call marks a mount, and the second one unmounts it.
+            for _ in 0..2 {
+                self.unmount(self.placed_mounts().iter(), Leaving::Expired, true);
+            }
+        }
+        let Some(errno) = full() else { return Ok(()) };
+        self.state.lock().full_users.insert(owner, Instant::now());
+        tracing::warn!(
+            "user {owner} uses too many subvolumes at once ({} of {}); another is not mounted",
+            views().0,
+            views().1
+        );
+        Err(errno.into())
+    }
+
     /// Looks up a stub (I9).
     fn learn_one(&self, subvolume: RootId) -> io::Result<()> {
         let fs = self.served.get().ok_or(Errno::NOTCONN)?;
@@ -267,7 +305,10 @@ impl Submounts {
         // I6. Another view of the subvolume is made only when this one is removed.
         fs.forget_all_of(subvolume);
         self.host.views.remove(subvolume);
-        self.state.lock().views.remove(&subvolume);
+        let mut state = self.state.lock();
+        state.views.remove(&subvolume);
+        state.refused.clear();
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -420,6 +461,13 @@ fn raise_descriptor_limit() {
 const VIEWS_MAX: usize = 256;
 /// The number of views that can be in use at once.
 const USED_VIEWS_MAX: usize = 2048;
+/// The number of views of one user's subvolumes, except root's, that can be in use at once.
+const USER_VIEWS_MAX: usize = 256;
+/// How long a user is refused without another search for idle submounts.
+const FULL_PAUSE: Duration = Duration::from_secs(1);
+/// Errors that a program gets instead of `ESTALE`, because entering the subvolume again does not help. The kernel has a limit
+/// of mounts (`ENOSPC`).
+const LIMITS: [Errno; 3] = [Errno::MFILE, Errno::NFILE, Errno::NOSPC];
 /// Open files that the server is allowed, if the system permits that.
 const DESCRIPTORS: u64 = 8192;
 /// How many stubs are searched for at a time.
