@@ -138,7 +138,7 @@ pub trait Host: Send + Sync {
         false
     }
 
-    /// Waits until the kernel has dropped all changed names from its cache. Must not be called while the kernel holds
+    /// Waits until the kernel has dropped from its cache the names that commands on this thread changed. Must not be called while the kernel holds
     /// the lock of a directory.
     fn settle(&self) {}
 

@@ -22,6 +22,7 @@ use crate::caller::CallerGroups;
 use crate::interrupt::{EndsBy, Interrupts};
 use crate::lost_pages::LostPages;
 use crate::mount::MountConfig;
+use crate::name_cache;
 use crate::protocol;
 use crate::sandbox::PrivilegedHelper;
 use crate::served_fs::ServedFs;
@@ -319,7 +320,7 @@ impl Host for MountHost {
     }
 
     fn settle(&self) {
-        self.views.all().iter().for_each(|view| view.names.settle());
+        name_cache::settle();
     }
 
     fn stats(&self, names_files: bool) -> String {

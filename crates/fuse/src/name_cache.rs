@@ -5,6 +5,7 @@
 //!     only if the kernel holds no directory's lock during the request: the handlers of ioctl and getxattr may wait,
 //!     the handler of setxattr must not.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -90,18 +91,34 @@ impl NameCache {
             notifier.forget_attributes(node);
         }
     }
+}
 
-    /// Waits until all notifications that were pending at the call have been sent, but not longer than [`PATIENCE`].
-    pub(crate) fn settle(&self) {
-        let end = Instant::now() + PATIENCE;
-        let mut state = self.untold.state.lock();
-        let next = state.next;
-        while state.open.first().is_some_and(|first| *first < next) {
-            if self.untold.told.wait_until(&mut state, end).timed_out() {
-                return;
+/// Waits until the notifications that this thread asked for since the last call are sent, in whatever views, but not longer
+/// than [`PATIENCE`] altogether. Those of other threads may wait for directories that other users keep locked.
+pub(crate) fn settle() {
+    settle_within(PATIENCE);
+}
+
+fn settle_within(patience: Duration) {
+    let end = Instant::now() + patience;
+    for (untold, number) in ASKED_FOR.take() {
+        let mut state = untold.state.lock();
+        while state.open.contains(&number) {
+            if untold.told.wait_until(&mut state, end).timed_out() {
+                break;
             }
         }
     }
+}
+
+/// Makes [`settle`] not wait for earlier notifications: those of another request on the same thread.
+pub(crate) fn begin() {
+    ASKED_FOR.take();
+}
+
+thread_local! {
+    /// The pending notifications that this thread asked for.
+    static ASKED_FOR: RefCell<Vec<(Arc<Untold>, u64)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A pending notification, which is marked as sent on drop.
@@ -116,6 +133,11 @@ impl Ticket {
         let number = state.next;
         state.next += 1;
         state.open.insert(number);
+        drop(state);
+        ASKED_FOR.with_borrow_mut(|asked_for| {
+            asked_for.retain(|(untold, number)| untold.state.lock().open.contains(number));
+            asked_for.push((Arc::clone(untold), number));
+        });
         Self { untold: Arc::clone(untold), number }
     }
 }
@@ -131,7 +153,7 @@ impl Drop for Ticket {
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 /// Longest pause between two checks for names that are still in use.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// How long [`NameCache::settle`] waits at most. The kernel normally keeps a directory locked for a shorter time.
+/// How long [`settle`] waits at most. The kernel normally keeps a directory locked for a shorter time.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
@@ -139,18 +161,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_covers_only_earlier_users() {
-        let cache = NameCache::new(Arc::default());
-        cache.settle();
-        let first = Ticket::new(&cache.untold);
+    fn a_wait_covers_only_notifications_of_this_request() {
+        let (cache, other) = (NameCache::new(Arc::default()), NameCache::new(Arc::default()));
+        settle();
+        let begun = Instant::now();
+        let _earlier = Ticket::new(&cache.untold);
+        begin();
+        let own = [Ticket::new(&cache.untold), Ticket::new(&other.untold)];
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| cache.settle());
-            std::thread::sleep(Duration::from_millis(20));
-            let _later = Ticket::new(&cache.untold);
-            assert!(!waiting.is_finished());
-            drop(first);
-            waiting.join().unwrap();
+            let _of_other_user = scope.spawn(|| Ticket::new(&cache.untold)).join().unwrap();
+            scope.spawn(settle).join().unwrap();
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(50));
+                drop(own);
+            });
+            settle();
         });
-        assert!(cache.untold.state.lock().open.is_empty());
+        assert!(begun.elapsed() >= Duration::from_millis(50) && begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+        assert_eq!(other.untold.state.lock().open.len(), 0);
+    }
+
+    #[test]
+    fn one_time_limit_covers_all_views() {
+        let views: Vec<NameCache> = (0..3).map(|_| NameCache::new(Arc::default())).collect();
+        let _never_told: Vec<Ticket> = views.iter().map(|view| Ticket::new(&view.untold)).collect();
+        let (begun, patience) = (Instant::now(), Duration::from_millis(500));
+        settle_within(patience);
+        assert!(begun.elapsed() >= patience && begun.elapsed() < patience * 2, "{:?}", begun.elapsed());
+        settle_within(PATIENCE);
+        assert!(begun.elapsed() < PATIENCE, "it does not wait twice for one notification");
     }
 }

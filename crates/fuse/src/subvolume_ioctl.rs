@@ -32,6 +32,7 @@ use ubtrfs_fs::{Error, Fs, InodeId};
 use uuid::Uuid;
 
 use crate::host::MountHost;
+use crate::name_cache;
 use crate::protocol::FuseRequest;
 use crate::transport::WorkerPlace;
 
@@ -180,6 +181,7 @@ pub(crate) fn ioctl(
     if let (BTRFS_IOC_SNAP_CREATE | BTRFS_IOC_SNAP_CREATE_V2, Ok(descriptor)) = (cmd, word(data)) {
         command.fetch_data_of_source(descriptor, place);
     }
+    name_cache::begin();
     let done = place.aside(|| answer(command, cmd, data));
     const CHANGE_NAMES: [u32; 6] = [
         BTRFS_IOC_SNAP_CREATE,
