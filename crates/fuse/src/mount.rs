@@ -238,6 +238,17 @@ pub enum MountError {
     /// The mount is in use.
     #[error("{0} is busy; end the programs that use it (see: fuser -vm {0}), or detach it with --lazy")]
     Busy(String),
+    /// A mount inside this one is in use, so this one stays too.
+    #[error(
+        "{dir} is busy: {inside} is mounted inside and in use; end the programs that use it (see: fuser -vm {inside}), \
+             unmount it, or detach all with --lazy"
+    )]
+    BusyInside {
+        /// The directory of the mount.
+        dir: String,
+        /// The directory of the mount inside.
+        inside: String,
+    },
     /// The system refused to unmount.
     #[error("cannot unmount {dir}: {source}")]
     Unmount {

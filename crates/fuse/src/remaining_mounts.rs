@@ -24,7 +24,7 @@ use ubtrfs_format::print::escaped;
 
 use crate::mount::{self, MountError};
 use crate::mount_table::{self, MountInfo};
-use crate::other_user::MountPoint;
+use crate::other_user::{self, MountPoint};
 
 /// A mount before it is unmounted.
 #[derive(Debug)]
@@ -157,6 +157,20 @@ fn of_same_source(mount: &MountInfo) -> Vec<MountInfo> {
 /// Whether a submount, or another mount of the same image, lies in a mount.
 pub(crate) fn has_mounts_inside(mount: &MountInfo) -> bool {
     of_same_source(mount).iter().any(|other| other.dir.starts_with(&mount.dir))
+}
+
+/// The directory of the last mount in this one, or in those in it. No other mount lies in that one.
+pub(crate) fn last_inside(mount: &MountInfo) -> Option<String> {
+    let mut inside = vec![mount.id];
+    let mut last = None;
+    // A mount comes after the one that it lies in.
+    for other in mount_table::mounts().into_iter().filter(|other| other.id != mount.id) {
+        if inside.contains(&other.parent) {
+            inside.push(other.id);
+            last = Some(other.dir);
+        }
+    }
+    last.map(|dir| other_user::harmless(&dir.display().to_string()))
 }
 
 /// Unmounts all mounts of the filesystem with this number in this mount namespace, if one of them has a number in `keys`, the

@@ -566,7 +566,10 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<HelperCommand<'_>>) 
         Some(point) => {
             point.check().map_err(changed)?;
             mount::unmount(&point.path(), lazy).map_err(|error| match error {
-                MountError::Busy(_) => MountError::Busy(shown.clone()),
+                MountError::Busy(_) => match remaining_mounts::last_inside(found) {
+                    Some(inside) => MountError::BusyInside { dir: shown.clone(), inside },
+                    None => MountError::Busy(shown.clone()),
+                },
                 MountError::NotMounted(_) => MountError::NotMounted(shown.clone()),
                 MountError::Unmount { source, .. } => changed(source),
                 other => other,
