@@ -13,6 +13,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::Generation;
 use ubtrfs_format::superblock::{LABEL_SIZE, Superblock};
 use ubtrfs_space::{DelayedRefs, Extent};
@@ -80,6 +81,17 @@ impl CommitState {
     /// The commit lock, if it is free.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, CommitWork>> {
         self.work.try_lock()
+    }
+
+    /// Fails if commits are held back (H2 of `commit::held`).
+    pub(crate) fn check_not_held(&self) -> Result<()> {
+        match self.is_held.load(Ordering::Acquire) {
+            false => Ok(()),
+            true => Err(Error::Refused {
+                what: "this would write a part of a transaction to disk".to_owned(),
+                hint: "do it before the transaction or after it",
+            }),
+        }
     }
 
     /// The generation of the last transaction on disk.

@@ -43,11 +43,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         bail!("top needs a terminal; for programs there is: ubtrfs stats --json {}", args.dir.shown());
     }
     // The first look fails before the screen is taken.
-    let mut before = Look::at(args)?;
+    let mut before = Reading::at(args)?;
     let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
     let done = (|| {
         loop {
-            let now = Look::at(args)?;
+            let now = Reading::at(args)?;
             let view = View::of(&before, &now, args.dir.shown());
             terminal.draw(|frame| view.draw(frame)).context("cannot draw on the terminal")?;
             if is_ended_within(Duration::from_secs_f64(args.delay))? {
@@ -80,13 +80,13 @@ fn is_ended_within(delay: Duration) -> anyhow::Result<bool> {
 }
 
 /// The counters of a mount and its running work, at one time.
-struct Look {
+struct Reading {
     at: Instant,
     samples: Vec<Sample>,
     jobs: Vec<String>,
 }
 
-impl Look {
+impl Reading {
     fn at(args: &Args) -> anyhow::Result<Self> {
         let text = mount_stats(&args.dir)?;
         Ok(Self { at: Instant::now(), samples: parse(&text), jobs: jobs(&CommandTarget::Mounted(args.dir.clone())) })
@@ -145,7 +145,7 @@ struct View {
 }
 
 impl View {
-    fn of(before: &Look, now: &Look, dir: String) -> Self {
+    fn of(before: &Reading, now: &Reading, dir: String) -> Self {
         let seconds = now.at.duration_since(before.at).as_secs_f64().max(1e-3);
         let rate = |name: &str| (now.value(name) - before.value(name)).max(0.0) / seconds;
         let size = |bytes: f64| format_size(bytes as u64);
@@ -242,8 +242,8 @@ impl View {
 }
 
 /// The kinds of requests that came in the interval, the most frequent ones first.
-fn requests(before: &Look, now: &Look, seconds: f64) -> Vec<[String; 4]> {
-    let counts = |look: &'_ Look, name: &str| -> BTreeMap<String, f64> {
+fn requests(before: &Reading, now: &Reading, seconds: f64) -> Vec<[String; 4]> {
+    let counts = |look: &'_ Reading, name: &str| -> BTreeMap<String, f64> {
         look.by_label(name, "opcode").into_iter().map(|(opcode, value)| (opcode.to_owned(), value)).collect()
     };
     let (old, new) = (counts(before, "fuse_requests"), counts(now, "fuse_requests"));
@@ -271,8 +271,8 @@ mod tests {
 
     use super::*;
 
-    fn look(seconds: u64, text: &str, from: Instant) -> Look {
-        Look {
+    fn look(seconds: u64, text: &str, from: Instant) -> Reading {
+        Reading {
             at: from + Duration::from_secs(seconds),
             samples: parse(text),
             jobs: vec!["balance: running".to_owned()],
@@ -291,7 +291,7 @@ mod tests {
             .replace("opcode=\"read\"} 1\n", "opcode=\"read\"} 1.1\n");
         let view = View::of(&look(0, first, from), &look(2, &second, from), "/mnt".to_owned());
         assert_eq!(view.requests.len(), 1, "{:?}", view.requests);
-        assert_eq!(view.requests[0][..3], ["read", "10.0", "5.0 ms"].map(str::to_owned));
+        assert_eq!(view.requests[0][..3], ["read", "10.0", "5.00 ms"].map(str::to_owned));
         assert!(
             view.bars.iter().any(|(name, share, _)| name == "data" && (*share - 0.5).abs() < 1e-9),
             "{:?}",

@@ -4,11 +4,11 @@
 //! - H1. While commits are held back, no superblock is written, neither by a commit nor for a log. So a crash or
 //!   [`Engine::abort`] leaves the state that was committed before.
 //! - H2. Whatever needs a commit fails meanwhile. A reservation that waits for freed space gets no more space and fails
-//!   with [`Error::NoSpace`]: the space of what is removed becomes free with the next commit.
+//!   with `NoSpace`: the space of what is removed becomes free with the next commit.
 
 use std::sync::atomic::Ordering;
 
-use ubtrfs_error::{Error, Result};
+use ubtrfs_error::Result;
 
 use crate::engine::Engine;
 
@@ -40,13 +40,7 @@ impl Engine {
 
     /// Fails if commits are held back (H2). Work that changes something before its commit calls this first.
     pub fn check_not_held(&self) -> Result<()> {
-        match self.holds_commits() {
-            false => Ok(()),
-            true => Err(Error::Refused {
-                what: "this would write a part of a transaction to disk".to_owned(),
-                hint: "do it before the transaction or after it",
-            }),
-        }
+        self.commit_state.check_not_held()
     }
 
     /// Commits to free space. Does nothing while commits are held back (H2).

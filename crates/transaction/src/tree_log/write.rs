@@ -33,7 +33,7 @@ impl Engine {
     pub(crate) fn write_log(&self, requests: Vec<(RootId, Ino)>) -> Result<LogOutcome> {
         lock_rank::check_held(Rank::Commit, "I1 of tree_log: the log is written under the commit lock");
         self.check_writable()?;
-        self.check_not_held()?;
+        self.commit_state.check_not_held()?;
         let mut wanted: BTreeMap<RootId, BTreeSet<Ino>> = BTreeMap::new();
         for (root, ino) in requests {
             wanted.entry(root).or_default().insert(ino);

@@ -10,20 +10,20 @@ use rustyline::hint::Hinter;
 use rustyline::validate::Validator;
 use rustyline::{Context, Helper};
 
-use super::line::Place;
+use super::line::ScriptPlace;
 use crate::commands::offline::{ImageOptions, ImagePath, ImageUse, lookup, read_names, with_image};
 use crate::named_command;
 
 /// The completions of a line whose relative paths begin at this place.
 pub(super) struct Completions {
-    place: Place,
+    place: ScriptPlace,
 }
 
 /// The name of a file, and whether it is a directory.
 type Name = (Vec<u8>, bool);
 
 impl Completions {
-    pub(super) fn new(place: Place) -> Self {
+    pub(super) fn new(place: ScriptPlace) -> Self {
         Self { place }
     }
 
@@ -142,7 +142,7 @@ mod tests {
         let shown = image.to_str().unwrap();
         run(&["mkfs", "-q", "-b", "128M", shown]);
         run(&["mkdir", "-p", &format!("{shown}:/etc/my dir"), &format!("{shown}:/etc/\u{1b}[2J")]);
-        let completions = Completions::new(Place::new(&image));
+        let completions = Completions::new(ScriptPlace::new(&image));
         assert_eq!(completions.of_word(&[], "mkd"), ["mkdir"]);
         assert_eq!(completions.of_word(&["subvolume"], "li"), ["list"]);
         assert_eq!(completions.of_word(&["mkdir"], "--par"), ["--parents"]);

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use ubtrfs_control::reopen;
 
-use super::line::{Line, Place};
+use super::line::{Line, ScriptPlace};
 use crate::commands::offline::held::while_held;
 use crate::commands::offline::{ImageOptions, ImageUse, with_shared_image};
 use crate::commands::place::find_own;
@@ -94,7 +94,7 @@ fn read_script(args: &EditArgs) -> anyhow::Result<Vec<u8>> {
 
 /// Parses the lines (E1). The inner error is an exit status of a line whose usage was printed.
 fn steps(args: &EditArgs, script: &[u8], shown: &str) -> anyhow::Result<Result<Vec<Step>, ExitCode>> {
-    let mut place = Place::new(&args.image);
+    let mut place = ScriptPlace::new(&args.image);
     let mut steps = Vec::new();
     for (index, line) in script.split(|&byte| byte == b'\n').enumerate() {
         let number = index.saturating_add(1);

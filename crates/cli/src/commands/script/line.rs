@@ -10,7 +10,7 @@ use crate::commands::offline::{join, normal_names};
 
 /// The image that lines work on, and the directory in it where relative paths begin.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct ScriptPlace {
     pub(super) image: PathBuf,
     /// An absolute path.
     pub(super) dir: Vec<u8>,
@@ -27,7 +27,7 @@ pub(super) enum Line {
     Command(Vec<OsString>),
 }
 
-impl Place {
+impl ScriptPlace {
     pub(super) fn new(image: &Path) -> Self {
         Self { image: image.to_owned(), dir: b"/".to_vec() }
     }
@@ -95,8 +95,8 @@ mod tests {
 
     #[test]
     fn a_colon_begins_a_path_in_the_image() {
-        let mut place = Place::new(Path::new("d.img"));
-        let parsed = |place: &Place, line: &str| words(place.parse(line.as_bytes()).unwrap());
+        let mut place = ScriptPlace::new(Path::new("d.img"));
+        let parsed = |place: &ScriptPlace, line: &str| words(place.parse(line.as_bytes()).unwrap());
         assert_eq!(parsed(&place, "ls -l :/etc :"), ["ls", "-l", "d.img:/etc", "d.img:/"]);
         assert_eq!(parsed(&place, "cp 'my file' a:b \":x y/\""), ["cp", "my file", "a:b", "d.img:/x y/"]);
         place.dir = b"/usr/lib".to_vec();
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn comments_are_skipped_and_open_quotes_refused() {
-        let place = Place::new(Path::new("d.img"));
+        let place = ScriptPlace::new(Path::new("d.img"));
         for line in ["", "  \t", "# rm :/a", "   # x"] {
             assert_eq!(place.parse(line.as_bytes()).unwrap(), Line::Nothing, "{line}");
         }

@@ -13,7 +13,7 @@ use rustyline::history::DefaultHistory;
 use rustyline::{Config, Editor};
 
 use super::complete::Completions;
-use super::line::{Line, Place};
+use super::line::{Line, ScriptPlace};
 use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, ImagePath, ImageUse, lookup, with_image};
 use crate::common::{Shown, print_error};
@@ -30,7 +30,7 @@ pub(crate) struct ShellArgs {
 }
 
 pub(crate) fn run_shell(args: &ShellArgs) -> anyhow::Result<ExitCode> {
-    let mut place = Place::new(&args.image);
+    let mut place = ScriptPlace::new(&args.image);
     check_dir(&place, b"/")?;
     match std::io::stdin().is_terminal() {
         true => prompt(&mut place),
@@ -38,19 +38,19 @@ pub(crate) fn run_shell(args: &ShellArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn run_lines(place: &mut Place) -> anyhow::Result<ExitCode> {
+fn run_lines(place: &mut ScriptPlace) -> anyhow::Result<ExitCode> {
     let mut status = ExitCode::SUCCESS;
     for line in std::io::stdin().lock().split(b'\n') {
         match run_line(place, &line.context("cannot read standard input")?) {
-            Done::Exit => break,
-            Done::Ran(ran) => status = ran,
-            Done::Nothing => {}
+            LineOutcome::Exit => break,
+            LineOutcome::Ran(ran) => status = ran,
+            LineOutcome::Nothing => {}
         }
     }
     Ok(status)
 }
 
-fn prompt(place: &mut Place) -> anyhow::Result<ExitCode> {
+fn prompt(place: &mut ScriptPlace) -> anyhow::Result<ExitCode> {
     let config = Config::builder().auto_add_history(true).build();
     let mut editor: Editor<Completions, DefaultHistory> =
         Editor::with_config(config).context("cannot use the terminal")?;
@@ -60,9 +60,9 @@ fn prompt(place: &mut Place) -> anyhow::Result<ExitCode> {
         let name = place.image.file_name().unwrap_or(place.image.as_os_str());
         match editor.readline(&format!("{}:{}> ", name.shown(), printable(&place.dir))) {
             Ok(line) => match run_line(place, line.as_bytes()) {
-                Done::Exit => return Ok(status),
-                Done::Ran(ran) => status = ran,
-                Done::Nothing => {}
+                LineOutcome::Exit => return Ok(status),
+                LineOutcome::Ran(ran) => status = ran,
+                LineOutcome::Nothing => {}
             },
             // Ctrl-C drops the line.
             Err(ReadlineError::Interrupted) => {}
@@ -73,7 +73,7 @@ fn prompt(place: &mut Place) -> anyhow::Result<ExitCode> {
 }
 
 /// What became of a line.
-enum Done {
+enum LineOutcome {
     /// There was nothing to do.
     Nothing,
     Ran(ExitCode),
@@ -81,9 +81,9 @@ enum Done {
     Exit,
 }
 
-fn run_line(place: &mut Place, line: &[u8]) -> Done {
+fn run_line(place: &mut ScriptPlace, line: &[u8]) -> LineOutcome {
     let ran = match place.parse(line) {
-        Ok(Line::Nothing) => return Done::Nothing,
+        Ok(Line::Nothing) => return LineOutcome::Nothing,
         Ok(Line::ChangeDir(dir)) => match check_dir(place, &dir) {
             Ok(()) => {
                 place.dir = dir;
@@ -92,7 +92,7 @@ fn run_line(place: &mut Place, line: &[u8]) -> Done {
             Err(error) => print_error(&error),
         },
         Ok(Line::Command(words)) if matches!(words.get(1).and_then(|word| word.to_str()), Some("exit" | "quit")) => {
-            return Done::Exit;
+            return LineOutcome::Exit;
         }
         Ok(Line::Command(words)) => match parse_or_tell(&with_accepted_spellings(words)) {
             Ok(cli) if matches!(cli.command, Command::Shell(_)) => {
@@ -103,11 +103,11 @@ fn run_line(place: &mut Place, line: &[u8]) -> Done {
         },
         Err(error) => print_error(&error),
     };
-    Done::Ran(ran)
+    LineOutcome::Ran(ran)
 }
 
 /// Fails unless the path is a directory of the image.
-fn check_dir(place: &Place, dir: &[u8]) -> anyhow::Result<()> {
+fn check_dir(place: &ScriptPlace, dir: &[u8]) -> anyhow::Result<()> {
     let at = ImagePath { image: place.image.clone(), path: dir.to_vec() };
     with_image(&place.image, &ImageOptions::default(), ImageUse::Read, |fs| {
         anyhow::ensure!(lookup(fs, &at, true)?.is_dir(), "{at} is not a directory");
