@@ -195,12 +195,19 @@ impl ControlServer {
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
         }
-        // A client that has just connected may not have sent its `AwaitUnmount` request yet, so wait a moment for this
-        // request.
+        // A client that has just connected may not have sent its `AwaitUnmount` request yet, or the request's thread may
+        // not have run yet. A client of another user may send nothing for ever.
         let mut state = self.shared.state.lock();
-        let until = Instant::now() + FINISH_TIMEOUT;
-        while !state.connected.is_empty() {
-            if self.shared.changed.wait_until(&mut state, until).timed_out() {
+        let began = Instant::now();
+        loop {
+            let is_of_owner = |user: &u32| *user == 0 || *user == self.shared.owner;
+            let patience = match state.connected.iter().any(is_of_owner) {
+                true => FINISH_TIMEOUT,
+                false if state.connected.is_empty() => break,
+                false => FINISH_TIMEOUT_OF_OTHERS,
+            };
+            let left = patience.saturating_sub(began.elapsed());
+            if left.is_zero() || self.shared.changed.wait_for(&mut state, left).timed_out() {
                 break;
             }
         }
@@ -521,8 +528,11 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The interval of signs of life.
 const ALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
-/// How long [`ControlServer::finish`] waits for connections that have not sent a request yet.
-const FINISH_TIMEOUT: Duration = Duration::from_millis(200);
+/// How long [`ControlServer::finish`] waits for connections of root and of the mount's owner that have not sent a request
+/// yet. On a machine with much work, a thread may not run for a second.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same for connections of other users.
+const FINISH_TIMEOUT_OF_OTHERS: Duration = Duration::from_millis(200);
 
 #[cfg(test)]
 mod tests {

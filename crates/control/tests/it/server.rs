@@ -536,6 +536,30 @@ fn waiting_for_the_unmount_has_few_places_and_closed_ones_do_not_count() {
     }
 }
 
+/// On a machine with much work, a request arrives long after its connection.
+#[test]
+fn a_late_request_of_the_owner_gets_the_report() {
+    // The bytes of the request, from a client that connects to this test.
+    let name = format!("ubtrfs-test-late-{}", std::process::id()).into_bytes();
+    let listener =
+        std::os::unix::net::UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    drop(connect_to_unmount(&name, &Peers::of_owner(None)).unwrap());
+    let mut request = Vec::new();
+    listener.accept().unwrap().0.read_to_end(&mut request).unwrap();
+
+    let bed = Bed::new();
+    let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(bed.server.name()).unwrap()).unwrap();
+    bed.works();
+    bed.fs.close().unwrap();
+    let server = bed.server;
+    thread::scope(|scope| {
+        scope.spawn(move || server.finish(None));
+        thread::sleep(Duration::from_millis(700));
+        stream.write_all(&request).unwrap();
+        assert_eq!(await_unmount(stream, None).unwrap(), None);
+    });
+}
+
 /// Opens connections as a user, in a process of its own that keeps them until it is dropped. Each connection sends
 /// `frame`. Returns the number of connections that were answered or closed within a second.
 struct Connections(std::process::Child);
