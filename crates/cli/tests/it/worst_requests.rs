@@ -186,6 +186,8 @@ fn ioctls_of_the_server() -> BTreeSet<String> {
 
 /// The smallest limit that a server keeps, in MiB, as `mount --help` says.
 const LEAST_MIB: u64 = 144;
+/// What large work of root, such as a balance beside sends and receives, may take above the limit (docs/guide/tuning.md).
+const ROOT_MORE_MIB: u64 = 48;
 const NOBODY: u32 = 65534;
 const PROGRAM: &str = include_str!("programs/worst_requests.py");
 
@@ -266,7 +268,8 @@ fn no_request_of_a_user_takes_more_memory_than_the_server_may_use() {
     ok(ubtrfs(["umount", &text(&mount)]));
     ok(ubtrfs(["check", &text(&image)]));
     for (phase, peak) in peaks {
-        assert!(peak <= memory.max(LEAST_MIB), "{phase}: the server took {peak} MiB of {memory}");
+        let most = memory.max(LEAST_MIB) + if phase == "root" { ROOT_MORE_MIB } else { 0 };
+        assert!(peak <= most, "{phase}: the server took {peak} MiB of {memory}");
     }
     for name in CONTROL {
         assert!(sent_by_user.contains(*name), "programs/worst_requests.py does not send {name}");
