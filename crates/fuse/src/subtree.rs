@@ -148,6 +148,11 @@ impl FirstMount {
         mounts.into_iter().map(|found| Self { found }).collect()
     }
 
+    /// Whether this mount lies in the other one and has its source, as a submount has.
+    pub fn is_submount_of(&self, other: &Self) -> bool {
+        self.found.parent == other.found.id && self.found.source == other.found.source
+    }
+
     /// The mount of ubtrfs that root or this user made and that lies topmost on a directory.
     pub fn on(dir: &Path) -> Option<Self> {
         let found = mount_table::find_mount(&other_user::full_path(dir).ok()?)?;

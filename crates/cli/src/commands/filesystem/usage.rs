@@ -320,8 +320,10 @@ fn is_id(word: &OsStr) -> bool {
 fn mounted() -> Vec<Described> {
     let mut seen: Vec<Vec<u8>> = Vec::new();
     let mut found = Vec::new();
-    for mount in FirstMount::all(Path::new("")) {
-        if seen.iter().any(|other| other == mount.filesystem()) {
+    let mounts = FirstMount::all(Path::new(""));
+    for mount in &mounts {
+        let is_shown = seen.iter().any(|other| other == mount.filesystem());
+        if is_shown || mounts.iter().any(|other| mount.is_submount_of(other)) {
             continue;
         }
         seen.push(mount.filesystem().to_vec());
@@ -329,10 +331,7 @@ fn mounted() -> Vec<Described> {
         if let Err(error) = target.await_server() {
             warn(&format!("{error}; its filesystem is left out"));
         } else if ubtrfs_fuse::server_answers(mount.dir(), &umount::helper) {
-            // With `submounts`, a filesystem has several mounts.
-            let described = Described::of(&target, &ImageOptions::default()).ok();
-            let is_new = |new: &Described| !found.iter().any(|other: &Described| other.info.fsid == new.info.fsid);
-            found.extend(described.filter(is_new));
+            found.extend(Described::of(&target, &ImageOptions::default()));
         } else {
             warn(&format!("{}: its server does not answer, so its filesystem is left out", mount.dir().shown()));
         }
