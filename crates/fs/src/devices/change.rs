@@ -40,6 +40,11 @@ impl Fs {
         Ok(self.engine.make_sprout(device, job)?)
     }
 
+    /// Fails if a profile needs more devices than would be left without these.
+    pub fn check_enough_devices_without(&self, devids: &[DevId]) -> Result<()> {
+        Ok(self.engine.check_enough_devices_without(devids)?)
+    }
+
     /// Moves everything on these devices to the remaining devices, and removes them. No data moves from one removed
     /// device to another. If extents must get other logical addresses for this, the call first waits until no send
     /// runs. `job` counts the bytes that move. The change is durable on return.

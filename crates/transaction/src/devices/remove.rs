@@ -62,8 +62,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Fails if a profile needs more devices than would be left (R2).
-    fn check_enough_devices_without(&self, devids: &[DevId]) -> Result<()> {
+    /// Fails if a profile needs more devices than would be left without these (R2).
+    pub fn check_enough_devices_without(&self, devids: &[DevId]) -> Result<()> {
         let devices = self.volumes.devices();
         if let Some(unknown) = devids.iter().find(|devid| !devices.iter().any(|device| device.devid == **devid)) {
             return Err(no_device(*unknown));

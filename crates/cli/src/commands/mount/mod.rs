@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use ubtrfs_control::{Channel, filesystem};
 use ubtrfs_device::{Access, Device, OpenError, is_url};
-use ubtrfs_format::Profile;
+use ubtrfs_format::DevId;
 use ubtrfs_fs::{Caller, DeviceSummary, Fs, MemberState, MountOptions, SetAttr, SubvolumeInfo};
 use ubtrfs_fuse::transport::Transport;
 use ubtrfs_fuse::{DetachedMount, Identity, MountConfig, MountError, Mounted, PrivilegedHelper, Session};
@@ -563,24 +563,23 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions, fusebl
 fn missing_note(fs: &Fs, args: &Args) -> Option<String> {
     let (_, devices) = fs.devices_at_open();
     let is_missing = |device: &&DeviceSummary| device.state == MemberState::Missing;
-    let named = |device: &DeviceSummary| format!("device {} (uuid {})", device.devid, device.uuid);
-    let missing: Vec<String> = devices.iter().filter(is_missing).map(named).collect();
+    let (devids, missing): (Vec<DevId>, Vec<String>) = devices
+        .iter()
+        .filter(is_missing)
+        .map(|device| (device.devid, format!("device {} (uuid {})", device.devid, device.uuid)))
+        .unzip();
     if missing.is_empty() {
         return None;
     }
     let dir = args.dir.shown();
     if fs.read_only().is_some() {
         return Some(format!(
-            "{} is mounted without {}: what has no copy on the other devices cannot be read; see: ubtrfs filesystem usage {dir}",
+            "{} is mounted without {}: content without a copy on the other devices cannot be read; see: ubtrfs filesystem usage {dir}",
             args.device.shown(),
             missing.join(", "),
         ));
     }
-    // A device is removed only if the profiles need no more devices than are left.
-    let nr_left = devices.iter().filter(|device| device.state.is_usable() && !device.is_seed).count();
-    let nr_needed =
-        fs.block_groups().iter().filter_map(|group| Profile::of(group.flags)).map(|profile| profile.devs_min).max();
-    let on_those_left = match nr_needed.is_none_or(|needed| usize::from(needed) <= nr_left) {
+    let on_those_left = match fs.check_enough_devices_without(&devids).is_ok() {
         true => format!(", or on those that are left: ubtrfs device remove missing {dir}"),
         false => {
             format!(", or add a device (ubtrfs device add DEVICE {dir}), and then: ubtrfs device remove missing {dir}")
