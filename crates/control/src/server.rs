@@ -531,7 +531,7 @@ const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 /// How long [`ControlServer::finish`] waits for connections of root and of the mount's owner that have not sent a request
 /// yet. On a machine with much work, a thread may not run for a second.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same for connections of other users.
+/// How long [`ControlServer::finish`] waits for connections of other users.
 const FINISH_TIMEOUT_OF_OTHERS: Duration = Duration::from_millis(200);
 
 #[cfg(test)]

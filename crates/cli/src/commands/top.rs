@@ -1,4 +1,4 @@
-//! `ubtrfs top DIR`: what a mount does now, drawn again every second.
+//! `ubtrfs top DIR`: shows the work of a mount, again every second.
 //!
 //! Rates and mean times are of the last interval: they come from the differences of the counters that `stats` shows.
 
@@ -132,7 +132,7 @@ fn jobs(target: &CommandTarget) -> Vec<String> {
     asked.unwrap_or_default()
 }
 
-/// What the screen shows.
+/// The content of the screen.
 #[derive(Debug)]
 struct View {
     dir: String,

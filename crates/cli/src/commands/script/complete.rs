@@ -1,4 +1,4 @@
-//! What the prompt completes: names of commands and options, paths in the image, and paths of the host.
+//! The completions of the prompt: names of commands and options, paths in the image, and paths of the host.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -27,7 +27,7 @@ impl Completions {
         Self { place }
     }
 
-    /// What the word may become, which follows these words.
+    /// The completions of a word that follows these words.
     fn of_word(&self, before: &[&str], word: &str) -> Vec<String> {
         if let Some(path) = word.strip_prefix(':') {
             return like(path, &self.names_in_image(directory(path))).map(|found| format!(":{found}")).collect();

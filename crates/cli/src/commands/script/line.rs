@@ -16,7 +16,7 @@ pub(super) struct ScriptPlace {
     pub(super) dir: Vec<u8>,
 }
 
-/// What a line asks for.
+/// The meaning of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Line {
     /// Nothing: the line is empty or a comment.

@@ -3,7 +3,7 @@
 //! - `line`: the words of a line, and paths in the image.
 //! - `edit`: all commands of a script, or none.
 //! - `shell`: a prompt.
-//! - `complete`: what the prompt completes.
+//! - `complete`: the completions of the prompt.
 
 mod complete;
 mod edit;
