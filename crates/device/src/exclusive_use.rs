@@ -67,11 +67,28 @@ pub fn lock_order(paths: &[PathBuf]) -> Vec<usize> {
 /// Takes the kernel's exclusive claim on the block device at `path`, which must have the device number `rdev`. The
 /// claim lasts until the file is closed. It keeps others from mounting or claiming the device, but not from opening it
 /// without a claim.
+///
+/// # Errors
+/// [`Errno::BUSY`] if another has claimed the device. Others may claim it for a moment, to test whether it is in use.
 pub fn claim_block_device(path: &Path, rdev: u64) -> io::Result<File> {
     let file = mounted::open_exclusive(path)?;
     match file.metadata()?.rdev() == rdev {
         true => Ok(file),
         false => Err(io::Error::other("the path names another device by now")),
+    }
+}
+
+/// Works like [`claim_block_device`], but waits for claims that last only a moment: those that test whether a device is in
+/// use, and those of a process that is ending. It lets the locks and the claims go one after another.
+pub(crate) fn claim_soon(path: &Path, rdev: u64) -> io::Result<File> {
+    let begun = Instant::now();
+    loop {
+        match claim_block_device(path, rdev) {
+            Err(error) if mounted::is_busy(&error) && begun.elapsed() < CLAIM_PATIENCE => {
+                std::thread::sleep(CLAIM_PAUSE)
+            }
+            claimed => return claimed,
+        }
     }
 }
 
@@ -96,7 +113,13 @@ pub(crate) fn refuse_mounted_block_device(path: &Path, rdev: u64) -> Result<(), 
 
 pub(crate) fn claim_image(path: &Path, access: Access, metadata: &Metadata) -> Result<Vec<File>, OpenError> {
     let hold = access == Access::ReadWrite;
-    let claimed = mounted::use_of_image(metadata.dev(), metadata.ino(), hold);
+    let begun = Instant::now();
+    let claimed = loop {
+        match mounted::use_of_image(metadata.dev(), metadata.ino(), hold) {
+            Err((_, KernelUse::Exclusive)) if begun.elapsed() < CLAIM_PATIENCE => std::thread::sleep(CLAIM_PAUSE),
+            claimed => break claimed,
+        }
+    };
     claimed.map_err(|(node, kernel_use)| in_use(path, Some(node), kernel_use))
 }
 
@@ -192,6 +215,8 @@ pub(crate) fn refuse_claimed(file: &File, path: &Path, metadata: &Metadata) -> R
 
 const CLAIM_TESTS: u32 = 10;
 const CLAIM_PAUSE: Duration = Duration::from_millis(50);
+/// How long the claim of a process that is ending, or that tests for claims, may last.
+const CLAIM_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a device manager may hold the lock of a block device.
 const PROBE_PATIENCE: Duration = Duration::from_millis(500);
 /// How long a forked process may take until its exec.

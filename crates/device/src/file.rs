@@ -17,8 +17,7 @@ use ubtrfs_format::print::escaped;
 
 use crate::direct::Direct;
 use crate::exclusive_use::{
-    check_kind, claim_block_device, claim_image, lock, lock_parts, refuse_claimed, refuse_mounted_block_device,
-    share_lock,
+    check_kind, claim_image, claim_soon, lock, lock_parts, refuse_claimed, refuse_mounted_block_device, share_lock,
 };
 use crate::loop_watch::{LoopWatch, TellLoopEvent};
 use crate::mounted;
@@ -473,7 +472,7 @@ impl Device for FileDevice {
         }
         let mut claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
         if claim.is_none() {
-            *claim = Some(claim_block_device(&self.full_path, self.file.metadata()?.rdev())?);
+            *claim = Some(claim_soon(&self.full_path, self.file.metadata()?.rdev())?);
         }
         Ok(())
     }

@@ -1,10 +1,12 @@
 //! Devices in use by the kernel are refused. Method: an image made by mkfs.btrfs is attached to a loop device and
 //! mounted. Needs root, loop devices and mkfs.btrfs; prints SKIPPED without them.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
-use ubtrfs_device::{Access, Device, FileDevice, OpenError};
+use ubtrfs_device::{Access, Device, FileDevice, OpenError, claim_block_device};
 
 /// Runs a command and returns its output, or `None` if the command failed.
 fn run(program: &str, args: &[&str]) -> Option<String> {
@@ -60,5 +62,21 @@ fn a_mounted_image_and_its_loop_device_are_refused_until_unmounted() {
     assert_eq!(device.len_bytes(), 256 << 20);
     device.discard(128 << 20, 1 << 20).unwrap();
     drop(device);
+
+    // A process that ends lets the lock go before the claim.
+    let rdev = std::fs::metadata(&node).unwrap().rdev();
+    for path in [&image, &node] {
+        let claim = claim_block_device(Path::new(&node), rdev).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(200));
+                drop(claim);
+            });
+            FileDevice::open(Path::new(path), Access::ReadWrite).expect("the claim is awaited");
+        });
+        let _claim = claim_block_device(Path::new(&node), rdev).unwrap();
+        let refused = FileDevice::open(Path::new(path), Access::ReadWrite).unwrap_err();
+        assert!(matches!(refused, OpenError::Mounted { at: None, .. }), "{refused}");
+    }
     drop(cleanup);
 }
