@@ -54,7 +54,9 @@ pub(crate) struct Remaining {
     remedy: String,
     /// Paths of files of the filesystem, through which its server can be asked to commit, with their device numbers.
     ways: Vec<(PathBuf, Option<u64>)>,
-    /// The numbers of the mounts in this mount namespace, as the server knows them.
+    /// The mounts in this mount namespace: their numbers in the table of mounts.
+    ids: Vec<u64>,
+    /// The same, as the server knows them.
     keys: Vec<u64>,
     /// The number of the mount that was unmounted.
     unmounted: u64,
@@ -77,9 +79,9 @@ impl Remaining {
         let more = if left.len() > 1 { format!(" and {} more directories", left.len() - 1) } else { String::new() };
         let text = format!("its filesystem is still mounted on {at}{more}");
         let remedy = format!("unmount it there, too, with: ubtrfs umount {at}");
-        let keys = left.iter().map(key_of).collect();
+        let (ids, keys) = left.iter().map(|mount| (mount.id, key_of(mount))).unzip();
         let ways = left.into_iter().map(|mount| (mount.dir.clone(), mount.device_number())).collect();
-        Some(Self { text, remedy, ways, keys, unmounted: unmounted.key })
+        Some(Self { text, remedy, ways, ids, keys, unmounted: unmounted.key })
     }
 
     /// A process that still uses the filesystem of `unmounted`: in another mount namespace, or in a mount that was
@@ -98,7 +100,12 @@ impl Remaining {
         });
         let (text, way, end) = found?;
         let remedy = format!("the last commit follows when {end}, or with: kill {server}");
-        Some(Self { text, remedy, ways: vec![(way, device)], keys: Vec::new(), unmounted: 0 })
+        Some(Self { text, remedy, ways: vec![(way, device)], ids: Vec::new(), keys: Vec::new(), unmounted: 0 })
+    }
+
+    /// Whether one of the mounts is still there. Other processes may unmount them at the same time.
+    pub(crate) fn is_mounted(&self) -> bool {
+        mount_table::mounts().iter().any(|mount| self.ids.contains(&mount.id))
     }
 
     /// Makes the server with this control socket commit. If `foreign` is true, the mount belongs to another user, and is not
@@ -106,7 +113,7 @@ impl Remaining {
     ///
     /// # Errors
     /// The commit fails. Or `ubtrfs mount` did not make the unmounted mount, or made no mount that remains.
-    pub(crate) fn commit(self, dir: &str, name: &[u8], foreign: bool) -> Result<(), MountError> {
+    pub(crate) fn commit(&self, dir: &str, name: &[u8], foreign: bool) -> Result<(), MountError> {
         let committed = match foreign {
             true => Err(NotCommitted::NotYet("another user's mount is not entered".to_owned())),
             false => self.commit_by_any_way(name),
@@ -122,7 +129,8 @@ impl Remaining {
                 return Err(MountError::NotDurable { dir: dir.to_owned(), reason });
             }
         };
-        Err(MountError::InUseElsewhere { dir: dir.to_owned(), used: self.text, committed, remedy: self.remedy })
+        let (used, remedy) = (self.text.clone(), self.remedy.clone());
+        Err(MountError::InUseElsewhere { dir: dir.to_owned(), used, committed, remedy })
     }
 
     fn commit_by_any_way(&self, name: &[u8]) -> Result<Vec<u64>, NotCommitted> {

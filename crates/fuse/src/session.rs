@@ -583,8 +583,13 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<HelperCommand<'_>>) 
     };
     match server {
         Ok((server, name)) => {
-            if let Some(remaining) = Remaining::here(&unmounted, &before, |other| is_of(other, &name, helper, until)) {
-                return remaining.commit(&shown, &name, is_foreign);
+            let here = || Remaining::here(&unmounted, &before, |other| is_of(other, &name, helper, until));
+            while let Some(remaining) = here() {
+                let outcome = remaining.commit(&shown, &name, is_foreign);
+                // If all of them were unmounted meanwhile, the server ends, and that is awaited.
+                if outcome.is_ok() || remaining.is_mounted() {
+                    return outcome;
+                }
             }
             if !lazy
                 && !ends_soon(&server, if is_foreign { left().min(USE_PATIENCE) } else { USE_PATIENCE })
