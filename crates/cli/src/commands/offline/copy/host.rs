@@ -23,35 +23,121 @@ use ubtrfs_fs::{InodeId, mode};
 use super::super::text::printable;
 use super::super::{COPY_LEN, normal_names, os_string, type_of};
 use super::dir_chain::DirChain;
+use super::read_ahead::ReadAhead;
 use super::{CopiedAttributes, From, PieceCallback, SourceInfo, Times, To, XattrList};
 use crate::common::{Shown, warn};
 use crate::host_file::{self, HostFile};
 
 /// Files of the host as the source.
-pub(super) struct HostFiles;
+#[derive(Default)]
+pub(super) struct HostFiles {
+    /// Reads the directory that is copied.
+    ahead: RefCell<Option<ReadAhead>>,
+}
 
 fn host_path(path: &[u8]) -> PathBuf {
     PathBuf::from(os_string(path))
 }
 
+/// What is at a path; `None` if nothing is.
+pub(super) fn info_at(path: &[u8], follow: bool) -> anyhow::Result<Option<SourceInfo>> {
+    let path = host_path(path);
+    match if follow { fs::metadata(&path) } else { fs::symlink_metadata(&path) } {
+        Ok(meta) => Ok(Some(info_of(&meta))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| path.shown()),
+    }
+}
+
+pub(super) fn names_in(path: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+    fs::read_dir(host_path(path))?.map(|entry| Ok(entry?.file_name().into_vec())).collect()
+}
+
+pub(super) fn xattrs_at(path: &[u8]) -> anyhow::Result<XattrList> {
+    let path = host_path(path);
+    // Most files have few, so the list is short first.
+    let mut list = vec![0; XATTR_LIST_LEN];
+    let len = loop {
+        match rustix::fs::llistxattr(&path, &mut list[..]) {
+            Ok(len) => break len,
+            Err(Errno::NOTSUP) => break 0,
+            Err(Errno::RANGE) if list.len() < XATTR_MAX => list.resize(XATTR_MAX, 0),
+            Err(error) => return Err(error).context("cannot list its attributes"),
+        }
+    };
+    list.truncate(len);
+    if list.is_empty() {
+        return Ok(XattrList::new());
+    }
+    let mut xattrs = Vec::new();
+    let mut value = vec![0; XATTR_MAX];
+    for name in list.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        match rustix::fs::lgetxattr(&path, os_string(name), &mut value[..]) {
+            Ok(len) => xattrs.push((name.to_vec(), value[..len].to_vec())),
+            // Some attributes are listed but not readable (`trusted.*` for ordinary users), or were removed after
+            // listing.
+            Err(Errno::NODATA | Errno::PERM | Errno::NOTSUP) => {}
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read its attribute {}", printable(name)));
+            }
+        }
+    }
+    Ok(xattrs)
+}
+
+/// Calls `copy` for the data of a file: an offset and a number of bytes, which holes and the end may cut short. It returns
+/// how many bytes it read there; zero ends the copy. The file may grow or shrink meanwhile, so it is copied up to its
+/// current end.
+pub(super) fn each_data(
+    file: &File,
+    size: u64,
+    copy: &mut dyn FnMut(u64, usize) -> anyhow::Result<usize>,
+) -> anyhow::Result<()> {
+    // Some files in /proc and /sys have content although their size is 0.
+    let piece_len = if size == 0 { COPY_LEN } else { usize::try_from(size).unwrap_or(COPY_LEN).min(COPY_LEN) };
+    let mut at = 0;
+    loop {
+        match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(start) => at = start,
+            Err(Errno::NXIO) => return Ok(()),
+            Err(Errno::INVAL) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let end = rustix::fs::seek(file, SeekFrom::Hole(at)).unwrap_or(u64::MAX);
+        while at < end {
+            let count = copy(at, piece_len.min(usize::try_from(end - at).unwrap_or(usize::MAX)))?;
+            if count == 0 {
+                return Ok(());
+            }
+            at += count as u64;
+        }
+    }
+}
+
 impl From for HostFiles {
     fn info(&self, path: &[u8], follow: bool) -> anyhow::Result<Option<SourceInfo>> {
-        let path = host_path(path);
-        let meta = match if follow { fs::metadata(&path) } else { fs::symlink_metadata(&path) } {
-            Ok(meta) => meta,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error).with_context(|| path.shown()),
-        };
-        Ok(Some(info_of(&meta)))
+        if !follow
+            && let Some(ahead) = &mut *self.ahead.borrow_mut()
+            && let Some(info) = ahead.enter(path).and_then(|entry| entry.info())
+        {
+            return Ok(Some(info));
+        }
+        info_at(path, follow)
     }
 
     fn is_stream(&self, info: &SourceInfo) -> bool {
         matches!(type_of(info.mode), mode::FIFO | mode::CHAR | mode::BLOCK)
     }
 
+    /// Begins to read ahead, if the directory was not read ahead itself.
     fn names(&self, path: &[u8]) -> anyhow::Result<Vec<Vec<u8>>> {
-        let entries = fs::read_dir(host_path(path))?;
-        entries.map(|entry| Ok(entry?.file_name().into_vec())).collect()
+        let mut ahead = self.ahead.borrow_mut();
+        if let Some(names) = ahead.as_mut().and_then(|ahead| ahead.at(path)?.take_names()) {
+            return Ok(names);
+        }
+        let names = names_in(path)?;
+        *ahead = ReadAhead::below(path, &names);
+        Ok(names)
     }
 
     fn read_link(&self, path: &[u8]) -> anyhow::Result<Vec<u8>> {
@@ -59,57 +145,30 @@ impl From for HostFiles {
     }
 
     fn xattrs(&self, path: &[u8]) -> anyhow::Result<XattrList> {
-        let path = host_path(path);
-        let mut list = vec![0; XATTR_MAX];
-        let len = match rustix::fs::llistxattr(&path, &mut list[..]) {
-            Ok(len) => len,
-            Err(Errno::NOTSUP) => 0,
-            Err(error) => return Err(error).context("cannot list its attributes"),
-        };
-        let mut xattrs = Vec::new();
-        let mut value = vec![0; XATTR_MAX];
-        for name in list[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-            match rustix::fs::lgetxattr(&path, os_string(name), &mut value[..]) {
-                Ok(len) => xattrs.push((name.to_vec(), value[..len].to_vec())),
-                // Some attributes are listed but not readable (`trusted.*` for ordinary users), or were removed after
-                // listing.
-                Err(Errno::NODATA | rustix::io::Errno::PERM | rustix::io::Errno::NOTSUP) => {}
-                Err(error) => {
-                    return Err(error).with_context(|| format!("cannot read its attribute {}", printable(name)));
-                }
-            }
-        }
-        Ok(xattrs)
+        let read = self.ahead.borrow_mut().as_mut().and_then(|ahead| ahead.at(path)?.take_xattrs());
+        read.map_or_else(|| xattrs_at(path), Ok)
     }
 
     fn data(&self, path: &[u8], info: &SourceInfo, piece: PieceCallback<'_>) -> anyhow::Result<()> {
+        if let Some(ahead) = &mut *self.ahead.borrow_mut()
+            && ahead.at(path).is_some()
+            && ahead.data(piece)?
+        {
+            return Ok(());
+        }
         let mut file = File::open(host_path(path))?;
         if !file.metadata()?.is_file() {
             return stream(&mut file, piece);
         }
-        // Some files in /proc and /sys have content although their size is 0.
-        let len = if info.size == 0 { COPY_LEN } else { usize::try_from(info.size).unwrap_or(COPY_LEN) };
-        let mut buf = vec![0; COPY_LEN.min(len)];
-        let mut at = 0;
-        // The file may grow or shrink during the copy, so it is copied up to its current end.
-        loop {
-            match rustix::fs::seek(&file, SeekFrom::Data(at)) {
-                Ok(start) => at = start,
-                Err(Errno::NXIO) => return Ok(()),
-                Err(Errno::INVAL) => {}
-                Err(error) => return Err(error.into()),
-            }
-            let end = rustix::fs::seek(&file, SeekFrom::Hole(at)).unwrap_or(u64::MAX);
-            while at < end {
-                let len = buf.len().min(usize::try_from(end - at).unwrap_or(usize::MAX));
-                let count = file.read_at(&mut buf[..len], at)?;
-                if count == 0 {
-                    return Ok(());
-                }
+        let mut buf = Vec::new();
+        each_data(&file, info.size, &mut |at, len| {
+            buf.resize(len, 0);
+            let count = file.read_at(&mut buf, at)?;
+            if count > 0 {
                 piece(at, &buf[..count])?;
-                at += count as u64;
             }
-        }
+            Ok(count)
+        })
     }
 
     fn shown_source(&self, path: &[u8]) -> String {
@@ -281,7 +340,7 @@ impl To for HostTarget {
     /// Follows a symbolic link only if the user named it as the target (I1).
     fn there(&self, path: &[u8], named: bool, follow: bool) -> anyhow::Result<Option<SourceInfo>> {
         if (named && follow) || path == b"/" {
-            return HostFiles.info(self.shown(path).as_os_str().as_bytes(), true);
+            return info_at(self.shown(path).as_os_str().as_bytes(), true);
         }
         let (dir, name) = self.place(path)?;
         let stat = match rustix::fs::statat(&*dir, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -432,6 +491,9 @@ impl To for HostTarget {
         self.shown(path).shown()
     }
 }
+
+/// The length of the list of attributes that is tried first.
+const XATTR_LIST_LEN: usize = 256;
 
 /// Linux's limit for an attribute, and for the list of attributes.
 const XATTR_MAX: usize = 64 << 10;

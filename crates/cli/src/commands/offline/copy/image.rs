@@ -79,15 +79,29 @@ impl<'f> Image<'f> {
     }
 
     fn attr(&self, path: &[u8], follow: bool) -> anyhow::Result<Attr> {
-        let found = if follow {
-            self.fs.lookup_path(path, true)
-        } else {
-            match self.parent(path)? {
+        self.find(path, follow)?.ok_or(Error::NotFound).with_context(|| format!("'{}'", printable(path)))
+    }
+
+    /// Works like [`attr`](Self::attr); `None` if the last name does not exist, as of most targets.
+    fn find(&self, path: &[u8], follow: bool) -> anyhow::Result<Option<Attr>> {
+        let is_special = |name: &[u8]| matches!(name, b"" | b"." | b"..");
+        let mut names = path.strip_prefix(b"/").unwrap_or(path).split(|byte| *byte == b'/');
+        let found = match () {
+            () if follow && names.any(is_special) => self.fs.lookup_path(path, true),
+            () => match self.parent(path)? {
                 Some((dir, name)) => self.fs.lookup(dir, &name),
                 None => self.fs.getattr(self.fs.root()),
-            }
+            },
         };
-        found.with_context(|| format!("'{}'", printable(path)))
+        let found = match found {
+            Ok(attr) if follow && type_of(attr.mode) == mode::SYMLINK => self.fs.lookup_path(path, true),
+            found => found,
+        };
+        match found {
+            Ok(attr) => Ok(Some(attr)),
+            Err(Error::NotFound) => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("'{}'", printable(path))),
+        }
     }
 
     /// Returns the directory of a path and the last name; `None` for the root.
@@ -244,8 +258,10 @@ fn caller() -> Caller {
 
 impl From for Image<'_> {
     fn info(&self, path: &[u8], follow: bool) -> anyhow::Result<Option<SourceInfo>> {
-        let attr = match self.attr(path, follow) {
-            Ok(attr) => attr,
+        let attr = match self.find(path, follow) {
+            Ok(Some(attr)) => attr,
+            Ok(None) => return Ok(None),
+            // A directory on the way does not exist.
             Err(error) if matches!(error.downcast_ref(), Some(Error::NotFound)) => return Ok(None),
             Err(error) => return Err(error),
         };

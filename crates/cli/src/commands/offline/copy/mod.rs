@@ -8,6 +8,7 @@ mod image;
 pub(crate) mod new_flags;
 pub(crate) mod new_subvolume;
 pub(crate) mod owners;
+mod read_ahead;
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -240,8 +241,8 @@ fn copy_from_one_place(args: &Args, sources: &[CopyEnd], target: &CopyEnd) -> an
             bail!("neither source nor target is in an image; write IMAGE:/path for one of them")
         }
         (None, CopyEnd::Image(to)) => with_image(&to.image, options, ImageUse::Write, |fs| {
-            let image = Image::target(fs, to);
-            let mut copy = CopyOperation::new(args, &HostFiles, &image, false);
+            let (host, image) = (HostFiles::default(), Image::target(fs, to));
+            let mut copy = CopyOperation::new(args, &host, &image, false);
             copy.image = identity_of(&to.image);
             copy.run(sources, target)
         }),
@@ -287,8 +288,9 @@ pub(crate) fn fill(
     let path = dir.as_os_str().as_bytes().to_vec();
     let mut to = Image::new(fs, shown_image);
     (to.subvolumes, to.flags) = (options.subvolumes, options.flags);
-    let info = HostFiles.info(&path, true)?.with_context(|| format!("{} does not exist", dir.shown()))?;
-    let mut copy = CopyOperation::new(&args, &HostFiles, &to, false);
+    let host = HostFiles::default();
+    let info = host.info(&path, true)?.with_context(|| format!("{} does not exist", dir.shown()))?;
+    let mut copy = CopyOperation::new(&args, &host, &to, false);
     copy.image = identity_of(image);
     copy.ends_with_target = true;
     copy.owners = options.owners;

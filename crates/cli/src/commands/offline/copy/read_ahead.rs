@@ -1,0 +1,288 @@
+//! Reads a directory of the host ahead of its copy: a thread walks it in the order of the copy, and reads attributes and
+//! content while the copy writes what came before.
+//!
+//! Invariants:
+//! - R1. The thread passes on every entry that it lists, in the order in which the copy asks for them: a directory before
+//!   its entries, these sorted by name. The copy may skip the entries of a directory, and nothing else.
+//! - R2. What the thread cannot read, it leaves out. The copy then reads that itself, and reports why it cannot.
+//! - R3. Not more than [`BATCHES`] batches wait, so memory does not grow with the files.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+
+use super::super::{os_string, push_name, type_of};
+use super::host::{each_data, info_at, names_in, xattrs_at};
+use super::{SourceInfo, XattrList};
+use ubtrfs_fs::mode;
+
+/// What was read of an entry.
+pub(super) struct ReadEntry {
+    path: Vec<u8>,
+    info: Option<SourceInfo>,
+    xattrs: Option<XattrList>,
+    /// Of a directory.
+    names: Option<Vec<Vec<u8>>>,
+    /// Whether pieces of content follow.
+    has_data: bool,
+}
+
+enum Message {
+    Entry(ReadEntry),
+    /// A piece of the last entry's content: its offset and bytes.
+    Piece(u64, Vec<u8>),
+    /// The content is complete, or the rest cannot be read.
+    End {
+        complete: bool,
+    },
+}
+
+/// A walk that is under way.
+pub(super) struct ReadAhead {
+    from: Receiver<Vec<Message>>,
+    arrived: VecDeque<Message>,
+    /// The entry that the copy asked for last.
+    current: Option<ReadEntry>,
+}
+
+impl ReadAhead {
+    /// Begins to read the entries with these names in a directory. `None` if the system admits no more threads.
+    pub(super) fn below(dir: &[u8], names: &[Vec<u8>]) -> Option<Self> {
+        let (to, from) = sync_channel(BATCHES);
+        let mut walk = Walk { to, batch: Vec::new(), batch_bytes: 0 };
+        let (dir, names) = (dir.to_vec(), names.to_vec());
+        let run = move || {
+            // The copy has ended if this fails.
+            let _ = walk.tree(dir, names).and_then(|()| walk.pass_batch());
+        };
+        thread::Builder::new().name("read-ahead".to_owned()).spawn(run).ok()?;
+        Some(Self { from, arrived: VecDeque::new(), current: None })
+    }
+
+    fn next(&mut self) -> Option<Message> {
+        if self.arrived.is_empty() {
+            self.arrived = self.from.recv().ok()?.into();
+        }
+        self.arrived.pop_front()
+    }
+
+    /// Goes on to the entry with this path. `None` if the walk has ended (R1).
+    pub(super) fn enter(&mut self, path: &[u8]) -> Option<&mut ReadEntry> {
+        self.current = None;
+        loop {
+            match self.next()? {
+                Message::Entry(entry) if entry.path == path => return Some(self.current.insert(entry)),
+                Message::Entry(_) | Message::Piece(..) | Message::End { .. } => {}
+            }
+        }
+    }
+
+    /// The entry with this path, if the copy asked for it last.
+    pub(super) fn at(&mut self, path: &[u8]) -> Option<&mut ReadEntry> {
+        self.current.as_mut().filter(|entry| entry.path == path)
+    }
+
+    /// Passes the content of the last entry to `piece`. Returns whether that is all of it.
+    pub(super) fn data(&mut self, piece: super::PieceCallback<'_>) -> anyhow::Result<bool> {
+        if !self.current.as_mut().is_some_and(|entry| std::mem::take(&mut entry.has_data)) {
+            return Ok(false);
+        }
+        loop {
+            match self.next() {
+                Some(Message::Piece(at, bytes)) => piece(at, &bytes)?,
+                Some(Message::End { complete }) => return Ok(complete),
+                Some(Message::Entry(_)) | None => return Ok(false),
+            }
+        }
+    }
+}
+
+impl ReadEntry {
+    pub(super) fn info(&self) -> Option<SourceInfo> {
+        self.info.clone()
+    }
+
+    pub(super) fn take_xattrs(&mut self) -> Option<XattrList> {
+        self.xattrs.take()
+    }
+
+    pub(super) fn take_names(&mut self) -> Option<Vec<Vec<u8>>> {
+        self.names.take()
+    }
+}
+
+/// The copy has ended.
+struct CopyEnded;
+
+struct Walk {
+    to: SyncSender<Vec<Message>>,
+    batch: Vec<Message>,
+    batch_bytes: usize,
+}
+
+impl Walk {
+    fn tree(&mut self, mut path: Vec<u8>, names: Vec<Vec<u8>>) -> Result<(), CopyEnded> {
+        let mut todo = Vec::new();
+        let queue = |todo: &mut Vec<(usize, Vec<u8>)>, dir_len: usize, mut names: Vec<Vec<u8>>| {
+            names.sort_unstable();
+            todo.extend(names.into_iter().rev().map(|name| (dir_len, name)));
+        };
+        queue(&mut todo, path.len(), names);
+        while let Some((dir_len, name)) = todo.pop() {
+            path.truncate(dir_len);
+            push_name(&mut path, &name);
+            let info = info_at(&path, false).ok().flatten();
+            let kind = info.as_ref().map(|info| type_of(info.mode));
+            let names = if kind == Some(mode::DIRECTORY) { names_in(&path).ok() } else { None };
+            if let Some(names) = &names {
+                queue(&mut todo, path.len(), names.clone());
+            }
+            let is_file = kind == Some(mode::REGULAR);
+            let file = if is_file { File::open(os_string(&path)).ok() } else { None };
+            // Something else may have the path by now.
+            let file = file.filter(|file| file.metadata().is_ok_and(|meta| meta.is_file()));
+            let xattrs = info.as_ref().and_then(|_| xattrs_at(&path).ok());
+            let size = info.as_ref().map_or(0, |info| info.size);
+            let entry = ReadEntry { path: path.clone(), info, xattrs, names, has_data: file.is_some() };
+            self.pass(Message::Entry(entry), ENTRY_BYTES + path.len())?;
+            if let Some(file) = file {
+                self.content(&file, size)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn content(&mut self, file: &File, size: u64) -> Result<(), CopyEnded> {
+        let mut ended = Ok(());
+        let read = each_data(file, size, &mut |at, len| {
+            let mut bytes = vec![0; len.min(PIECE_LEN)];
+            let count = file.read_at(&mut bytes, at)?;
+            bytes.truncate(count);
+            if count > 0 {
+                ended = self.pass(Message::Piece(at, bytes), count);
+            }
+            // Zero ends the reading.
+            Ok(if ended.is_ok() { count } else { 0 })
+        });
+        ended?;
+        self.pass(Message::End { complete: read.is_ok() }, 0)
+    }
+
+    fn pass(&mut self, message: Message, bytes: usize) -> Result<(), CopyEnded> {
+        self.batch.push(message);
+        self.batch_bytes += bytes;
+        if self.batch_bytes < BATCH_BYTES { Ok(()) } else { self.pass_batch() }
+    }
+
+    fn pass_batch(&mut self) -> Result<(), CopyEnded> {
+        self.batch_bytes = 0;
+        self.to.send(std::mem::take(&mut self.batch)).map_err(|_| CopyEnded)
+    }
+}
+
+/// How many batches wait for the copy (R3).
+const BATCHES: usize = 8;
+
+/// A batch is passed on when it holds so many bytes. It spares the two threads from waking each other for each file.
+const BATCH_BYTES: usize = 256 << 10;
+
+const PIECE_LEN: usize = 256 << 10;
+
+/// What an entry counts, beside its path.
+const ENTRY_BYTES: usize = 1 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::super::From;
+    use super::super::host::HostFiles;
+    use super::*;
+
+    use std::os::unix::ffi::OsStrExt;
+    use std::path::Path;
+
+    /// Walks as a copy does, and returns the paths with the content of files. Skips what is below directories named "skip".
+    fn walked(files: &HostFiles, dir: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let mut found = Vec::new();
+        let mut todo = vec![dir.as_os_str().as_bytes().to_vec()];
+        while let Some(path) = todo.pop() {
+            let is_top = path == dir.as_os_str().as_bytes();
+            let info = if is_top { info_at(&path, false) } else { files.info(&path, false) }.unwrap().unwrap();
+            let mut content = Vec::new();
+            if info.is_dir() {
+                if !path.ends_with(b"/skip") {
+                    let mut names = files.names(&path).unwrap();
+                    names.sort_unstable();
+                    todo.extend(names.iter().rev().map(|name| [&path[..], b"/", name].concat()));
+                }
+            } else {
+                assert_eq!(files.xattrs(&path).unwrap(), xattrs_at(&path).unwrap());
+                let mut piece = |at: u64, bytes: &[u8]| {
+                    content.resize(usize::try_from(at)?, 0);
+                    content.extend_from_slice(bytes);
+                    Ok(())
+                };
+                files.data(&path, &info, &mut piece).unwrap();
+                content.resize(usize::try_from(info.size).unwrap(), 0);
+            }
+            found.push((path, content));
+        }
+        found
+    }
+
+    #[test]
+    fn a_directory_is_read_in_order_and_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for name in ["a", "b", "skip", "skip/deep", "z"] {
+            std::fs::create_dir(at(name)).unwrap();
+        }
+        let large: Vec<u8> = (0..PIECE_LEN * 9 + 7).map(|byte| (byte % 251) as u8).collect();
+        std::fs::write(at("a/large"), &large).unwrap();
+        std::fs::write(at("b/empty"), "").unwrap();
+        let sparse = File::create(at("b/sparse")).unwrap();
+        sparse.write_all_at(b"end", 5 << 20).unwrap();
+        sparse.set_len(6 << 20).unwrap();
+        for number in 0..500 {
+            std::fs::write(at(&format!("skip/deep/{number}")), "no").unwrap();
+            std::fs::write(at(&format!("z/{number}")), number.to_string()).unwrap();
+        }
+        // Attributes whose list is short and long. Not every filesystem has attributes.
+        let set = |file: &str, name: &str| {
+            rustix::fs::setxattr(at(file), name, b"value", rustix::fs::XattrFlags::empty()).is_ok()
+        };
+        let count = |file: &str| xattrs_at(at(file).as_os_str().as_bytes()).unwrap().len();
+        if set("b/empty", "user.a") {
+            assert!((0..20).all(|number| set("a/large", &format!("user.{number:050}"))));
+            assert_eq!((count("a/large"), count("b/empty")), (20, 1));
+        }
+        let files = HostFiles::default();
+        // Two sources, one after the other.
+        for top in [dir.path().to_owned(), at("z")] {
+            let found = walked(&files, &top);
+            let paths: Vec<_> = found.iter().map(|(path, _)| path.clone()).collect();
+            assert!(paths.is_sorted_by(|one, next| one.split(|b| *b == b'/').le(next.split(|b| *b == b'/'))));
+            let is_dir = |path: &Vec<u8>| Path::new(&os_string(path)).is_dir();
+            for (path, content) in found.iter().filter(|(path, _)| !is_dir(path)) {
+                assert!(content == &std::fs::read(os_string(path)).unwrap(), "{}", path.escape_ascii());
+            }
+            assert_eq!(found.len(), if top == dir.path() { 508 } else { 501 });
+        }
+    }
+
+    #[test]
+    fn the_walk_ends_with_the_copy() {
+        let dir = tempfile::tempdir().unwrap();
+        let names: Vec<Vec<u8>> = (0..64).map(|number: u32| number.to_string().into_bytes()).collect();
+        for name in &names {
+            std::fs::write(dir.path().join(os_string(name)), vec![1; PIECE_LEN]).unwrap();
+        }
+        let (to, from) = sync_channel(BATCHES);
+        let path = dir.path().as_os_str().as_bytes().to_vec();
+        let walk = thread::spawn(move || Walk { to, batch: Vec::new(), batch_bytes: 0 }.tree(path, names).is_err());
+        from.recv().unwrap();
+        drop(from);
+        assert!(walk.join().unwrap());
+    }
+}
