@@ -108,6 +108,10 @@ pub(crate) fn error_text(error: &anyhow::Error) -> String {
         line.push_str(&text);
         previous = text;
     }
+    // The engine's words, when nobody has added what to do.
+    if line.ends_with("no space left") && !is_progs() {
+        line.push_str("; remove files, or make the filesystem larger: ubtrfs filesystem resize");
+    }
     line
 }
 

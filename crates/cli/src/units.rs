@@ -92,6 +92,23 @@ impl Units {
     }
 }
 
+/// Formats a size as `ls -h` does: rounded up, with two digits at least, such as `1.5M`.
+pub(crate) fn short_size(bytes: u64) -> String {
+    let unit = |unit: usize| 1_u128 << (10 * unit);
+    for (index, name) in IEC.iter().enumerate() {
+        let letter = if index == 0 { "" } else { &name[..1] };
+        let tenths = (u128::from(bytes) * 10).div_ceil(unit(index));
+        let whole = u128::from(bytes).div_ceil(unit(index));
+        if index > 0 && tenths < 100 {
+            return format!("{}.{}{letter}", tenths / 10, tenths % 10);
+        }
+        if whole < 1024 {
+            return format!("{whole}{letter}");
+        }
+    }
+    bytes.to_string()
+}
+
 /// The index of the largest unit in which the size is at least 1.
 fn largest_unit(bytes: u64, base: u64, nr_units: usize) -> usize {
     let mut unit = 0;
@@ -109,6 +126,13 @@ const SI: [&str; 7] = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn short_sizes_are_those_of_ls() {
+        let sizes = [0, 1023, 1024, 1025, 10 << 10, (10 << 10) + 1, (1 << 20) - 1, 1 << 20, 1_500_000, u64::MAX];
+        let shown = ["0", "1023", "1.0K", "1.1K", "10K", "11K", "1.0M", "1.0M", "1.5M", "16E"];
+        assert_eq!(sizes.map(short_size), shown);
+    }
 
     #[test]
     fn sizes_are_printed_as_by_btrfs_progs() {

@@ -297,7 +297,9 @@ fn joined(context: &CommandContext<'_>, qgroups: &[u64]) -> Result<Vec<QgroupId>
                 (Errno::INVAL, text)
             }
             () if known.iter().any(|group| group.id == id) => continue,
-            () => (Errno::NOENT, format!("there is no quota group {id} to join; list them with: ubtrfs qgroup show")),
+            () => {
+                (Errno::NOENT, format!("there is no quota group {id} to join; list them with: ubtrfs qgroup show PATH"))
+            }
         };
         return Err(CommandFailure { has_advice: true, ..CommandFailure::new(errno, text) });
     }

@@ -196,6 +196,7 @@ fn check(member: &Member, has_others: bool) -> Result<Look> {
         Err(_) => "no superblock".to_owned(),
     };
     let (found, ours) = (generation(&found), generation(ours));
+    let found = if found == ours { format!("other content of {found}") } else { found };
     let device = backend.describe();
     tracing::error!(
         "{device}: ANOTHER PROGRAM OR THE KERNEL HAS WRITTEN TO THIS FILESYSTEM: its superblock has {found}, but ubtrfs last wrote {ours}. ubtrfs stops writing."

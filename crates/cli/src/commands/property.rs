@@ -35,7 +35,7 @@ struct ListArgs {
     #[command(flatten)]
     of: OfType,
     /// The file or directory
-    #[arg(value_name = "PATH|IMAGE:/PATH")]
+    #[arg(value_name = "PATH|IMAGE[:/PATH]")]
     path: CommandTarget,
     #[command(flatten)]
     image: ImageOptions,
@@ -46,7 +46,7 @@ struct PropertyGetArgs {
     #[command(flatten)]
     of: OfType,
     /// The file or directory
-    #[arg(value_name = "PATH|IMAGE:/PATH")]
+    #[arg(value_name = "PATH|IMAGE[:/PATH]")]
     path: CommandTarget,
     /// The property; by default, all properties that are set
     name: Option<PropertyName>,
@@ -62,7 +62,7 @@ struct PropertySetArgs {
     #[arg(short, long)]
     force: bool,
     /// The file or directory
-    #[arg(value_name = "PATH|IMAGE:/PATH")]
+    #[arg(value_name = "PATH|IMAGE[:/PATH]")]
     path: CommandTarget,
     /// The property
     name: PropertyName,
@@ -167,9 +167,9 @@ fn names(channel: &Channel<'_>, file: &OpenedFile, of: &OfType) -> anyhow::Resul
 }
 
 fn list(args: &ListArgs) -> anyhow::Result<()> {
-    let names = with_channel(&args.path, &args.image, ImageUse::Read, |channel| {
-        names(channel, &open(channel, &args.path)?, &args.of)
-    })?;
+    let target = &args.path.clone().or_image_elsewhere();
+    let names =
+        with_channel(target, &args.image, ImageUse::Read, |channel| names(channel, &open(channel, target)?, &args.of))?;
     print_out(&names.iter().map(|name| format!("{:<20}{}\n", name.text(), name.help())).collect::<String>())
 }
 
@@ -183,7 +183,7 @@ fn check_type(of: &OfType, name: PropertyName) -> anyhow::Result<()> {
 
 fn get(args: &PropertyGetArgs) -> anyhow::Result<()> {
     args.name.map_or(Ok(()), |name| check_type(&args.of, name))?;
-    let target = &args.path;
+    let target = &args.path.clone().or_image_elsewhere();
     let text = with_channel(target, &args.image, ImageUse::Read, |channel| {
         let file = open(channel, target)?;
         let names = match args.name {
@@ -229,7 +229,7 @@ fn value(channel: &Channel<'_>, opened: &OpenedFile, name: PropertyName) -> anyh
 
 fn set(args: &PropertySetArgs) -> anyhow::Result<()> {
     check_type(&args.of, args.name)?;
-    let (target, bytes) = (&args.path, args.value.as_encoded_bytes());
+    let (target, bytes) = (&args.path.clone().or_image_elsewhere(), args.value.as_encoded_bytes());
     let read_only = match (args.name, bytes) {
         (PropertyName::Ro, b"true") => true,
         (PropertyName::Ro, b"false") => false,

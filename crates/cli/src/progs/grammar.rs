@@ -112,7 +112,14 @@ pub(super) fn parse(args: &[OsString]) -> Result<CommandLine, Mistake> {
     if let (Some((word, after)), false) = (rest.split_first(), commands.is_empty())
         && word != "--help"
     {
-        names.push(named(&format!("btrfs {}", names.join(" ")), commands, word)?);
+        match named(&format!("btrfs {}", names.join(" ")), commands, word) {
+            // The oldest form, which btrfs-progs still takes: `btrfs balance PATH`.
+            Err(_) if names == ["balance"] && after.is_empty() => {
+                let rest = vec!["--full-balance".into(), word.clone()];
+                return Ok(CommandLine { globals, names: vec!["balance", "start"], rest });
+            }
+            name => names.push(name?),
+        }
         rest = after;
     }
     Ok(CommandLine { globals, names, rest: rest.to_vec() })
@@ -251,6 +258,7 @@ mod tests {
             line("fi s").unwrap_err(),
             "btrfs filesystem: ambiguous token 's'\n\nDid you mean one of these ?\n    show\n    sync"
         );
+        assert_eq!(line("balance /m").unwrap(), line("balance start --full-balance /m").unwrap());
         assert_eq!(line("foo").unwrap_err(), "btrfs: unknown token 'foo'");
         assert_eq!(line("sub x").unwrap_err(), "btrfs subvolume: unknown token 'x'");
     }

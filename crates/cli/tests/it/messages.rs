@@ -569,6 +569,59 @@ fn an_archive_is_unpacked_into_an_image_that_is_named_alone() {
 }
 
 #[test]
+fn operands_in_the_wrong_order_are_answered_with_the_right_one() {
+    let bed = Bed::new();
+    sh(
+        "tar",
+        ["-C".as_ref(), bed.0.path().as_os_str(), "-cf".as_ref(), bed.join("x.tar").as_os_str(), "root".as_ref()],
+    )
+    .unwrap();
+    let right = "ubtrfs import x.tar a.img:/";
+    refused(&bed.run("import a.img:/ x.tar"), &["the archive is named first", right]);
+    ok(bed.run(&right[7..]));
+    let right = "ubtrfs cp -a a.img:/f out";
+    refused(&bed.run("mv a.img:/f out"), &["out is in no image", right]);
+    ok(bed.run(&right[7..]));
+    assert!(bed.join("out").exists());
+    ok(bed.run("subvolume create a.img:/s"));
+    let right = "ubtrfs subvolume delete -i 256 a.img";
+    let refused_both = bed.run("subvolume delete 256 a.img");
+    refused(&refused_both, &["256 does not exist", right]);
+    ok(bed.run(&right[7..]));
+}
+
+#[test]
+fn an_image_alone_is_its_root_directory() {
+    let bed = Bed::new();
+    ok(bed.run("property set a.img label name"));
+    assert!(ok(bed.run("property get a.img")).contains("label=name"));
+    assert!(ok(bed.run("property list a.img")).contains("ro "));
+    assert!(ok(bed.run("subvolume show a.img")).contains("UUID:"));
+}
+
+#[test]
+fn a_full_image_and_a_group_with_members_are_answered_with_a_remedy() {
+    let bed = Bed::new();
+    ok(bed.run("mkfs -q -b 64M small.img"));
+    fs::write(bed.join("big"), vec![1; 80 << 20]).unwrap();
+    refused(
+        &bed.run("cp big small.img:/"),
+        &["no space left; remove files, or make the filesystem larger: ubtrfs filesystem resize"],
+    );
+    ok(bed.run("filesystem resize +128M small.img"));
+    ok(bed.run("cp big small.img:/"));
+    ok(bed.run("subvolume create a.img:/s"));
+    ok(bed.run("quota enable a.img"));
+    ok(bed.run("qgroup create 1/0 a.img"));
+    ok(bed.run("qgroup assign 0/256 1/0 a.img"));
+    let remedy = "ubtrfs qgroup remove 0/256 1/0 PATH";
+    refused(&bed.run("qgroup destroy 1/0 a.img"), &["has members", remedy]);
+    ok(bed.run(&remedy[7..].replace("PATH", "a.img")));
+    ok(bed.run("qgroup destroy 1/0 a.img"));
+    refused(&bed.run("setfattr -n foo -v bar a.img:/f"), &["foo", "user."]);
+}
+
+#[test]
 fn temporary_names_do_not_appear_in_messages() {
     if !kernel_oracle() {
         return;

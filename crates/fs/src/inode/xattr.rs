@@ -175,7 +175,7 @@ impl Namespace {
             acl::DEFAULT => Ok(Self::DefaultAcl),
             property::COMPRESSION => Ok(Self::Compression),
             _ if name.starts_with(b"btrfs.") => Err(Error::InvalidArgument("no such property")),
-            _ => Err(Error::NotSupported("this namespace of attributes")),
+            _ => Err(Error::NotSupported("a name that begins with none of user., trusted. and security.")),
         }
     }
 

@@ -201,10 +201,13 @@ impl Engine {
             let group = state.groups.get(id).ok_or_else(|| no_group(id))?;
             let is_charged = state.is_charged(group);
             if is_subvolume || is_charged || !group.members.is_empty() {
-                let of = match () {
-                    () if is_subvolume => "belongs to a subvolume",
-                    () if is_charged => "is charged for extents that other subvolumes still use",
-                    () => "has members",
+                let member = group.members.first().filter(|_| !is_charged);
+                let of = match member {
+                    _ if is_subvolume => "belongs to a subvolume; it goes when the subvolume is deleted".to_owned(),
+                    Some(member) => {
+                        format!("has members; take them out first: ubtrfs qgroup remove {member} {id} PATH")
+                    }
+                    None => "is charged for extents that other subvolumes still use".to_owned(),
                 };
                 return Err(Error::Qgroup { what: format!("quota group {id} {of}"), errno: EBUSY });
             }
@@ -408,7 +411,7 @@ fn quotas_are_off() -> Error {
 
 fn no_group(id: QgroupId) -> Error {
     Error::Qgroup {
-        what: format!("quota group {id} does not exist; list them with: ubtrfs qgroup show"),
+        what: format!("quota group {id} does not exist; list them with: ubtrfs qgroup show PATH"),
         errno: ENOENT,
     }
 }

@@ -63,6 +63,9 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     if !args.same_owner && !rustix::process::geteuid().is_root() {
         args.owner.get_or_insert_with(calling_user);
     }
+    if let Some(at) = ImagePath::split(args.tar.as_os_str()).filter(|at| !args.tar.exists() && at.image.is_file()) {
+        bail!("{at} is in an image, and the archive is named first: ubtrfs import {} {at}", args.target.image.shown());
+    }
     await_server(&args.target.image)?;
     if !args.target.image.is_file()
         && let Some(text) = misplaced(&args.target.image, &args.target.image.shown())

@@ -17,10 +17,11 @@ use super::{
     lookup, read_names, read_pieces, type_of,
 };
 use crate::common::{print_bytes, print_out};
+use crate::units::short_size;
 
 /// List directories of an image
 #[derive(clap::Args)]
-#[command(after_help = PATTERNS_HELP)]
+#[command(after_help = PATTERNS_HELP, disable_help_flag = true)]
 pub(crate) struct LsArgs {
     /// Directories or files in images; an image alone means its root directory
     #[arg(value_name = "IMAGE[:/PATH]", value_parser = ImagePathParser { root_by_default: true }, required = true)]
@@ -28,6 +29,9 @@ pub(crate) struct LsArgs {
     /// Show mode, links, owner, size and time (UTC)
     #[arg(short, long)]
     long: bool,
+    /// With -l, show sizes in the largest unit that fits, such as 1.5M
+    #[arg(short = 'h', long)]
+    human_readable: bool,
     /// Also list all directories below the given ones
     #[arg(short = 'R', long)]
     recursive: bool,
@@ -39,6 +43,9 @@ pub(crate) struct LsArgs {
     json: bool,
     #[command(flatten)]
     image: ImageOptions,
+    /// Print help
+    #[arg(long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
 }
 
 /// Write files of an image to standard output
@@ -123,6 +130,7 @@ fn print_list(fs: &Fs, args: &LsArgs, dir: &ImagePath, entries: &[(Vec<u8>, Attr
             let (major, minor) = rdev_parts(attr.rdev);
             format!("{major}, {minor}")
         }
+        _ if args.human_readable => short_size(attr.size),
         _ => attr.size.to_string(),
     };
     let columns: Vec<[String; 4]> = entries

@@ -49,6 +49,15 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if let [sources @ .., target] = args.paths.as_slice()
+        && ImagePath::split(target).is_none()
+        && let Some(source) = sources.iter().find_map(|source| ImagePath::split(source))
+    {
+        let target = target.shown();
+        bail!(
+            "{target} is in no image; copy {source} out with: ubtrfs cp -a {source} {target}, or name {source}'s new path as IMAGE:/path"
+        );
+    }
     let paths: Vec<ImagePath> = args.paths.iter().map(|path| ImagePath::parse(path)).collect::<Result<_, _>>()?;
     let Some((target, sources)) = paths.split_last() else { bail!("mv needs a source and a target") };
     if let Some(other) = sources.iter().find(|source| !is_same_image(&source.image, &target.image)) {

@@ -176,6 +176,15 @@ pub(super) fn delete(args: &DeleteArgs) -> anyhow::Result<ExitCode> {
     if let Some(id) = args.subvolid {
         return delete_by_id(args, id).map(|()| ExitCode::SUCCESS);
     }
+    // The first path is an id if it is a number, and a second one leads to the filesystem.
+    if let [CommandTarget::Mounted(id), of, ..] = args.paths.as_slice()
+        && id.to_str().is_some_and(|id| id.parse::<u64>().is_ok())
+        && !id.exists()
+        && !is_progs()
+    {
+        let id = id.shown();
+        bail!("{id} does not exist; to delete the subvolume with this id: ubtrfs subvolume delete -i {id} {of}");
+    }
     Ok(delete_by_path(args))
 }
 

@@ -38,7 +38,7 @@ pub(super) struct Args {
     #[command(flatten)]
     letters: UnitLetters,
     /// The subvolume
-    #[arg(value_name = "PATH|IMAGE:/PATH")]
+    #[arg(value_name = "PATH|IMAGE[:/PATH]")]
     path: CommandTarget,
     /// Print JSON
     #[arg(long)]
@@ -59,7 +59,7 @@ pub(super) struct DefaultArgs {
 
 pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let is_by_path = args.rootid.is_none() && args.uuid.is_none();
-    let target = &if is_by_path { args.path } else { args.path.or_image() };
+    let target = &if is_by_path { args.path.or_image_elsewhere() } else { args.path.or_image() };
     let (info, list, group) = with_channel(target, &args.image, ImageUse::Read, |channel| {
         let of_path = if is_by_path { Some(open_subvolume(channel, target)?.1) } else { None };
         // A user who may not list subvolumes gets only the attributes of the named subvolume.
