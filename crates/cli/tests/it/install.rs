@@ -1,5 +1,6 @@
 //! Tests of `scripts/install` and `scripts/package`: what they install runs, and nothing is left when it is removed.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -102,26 +103,57 @@ fn relative_paths_start_at_the_directory_of_the_caller() {
     assert!(!root.path().join("to/usr/bin/ubtrfs").exists());
 }
 
+/// Makes the two packages twice: the same program gives the same packages.
+fn packages(format: &str, built: &Path, out: &Path) -> [PathBuf; 2] {
+    let package = |out: &Path| {
+        let mut command = Command::new(workspace().join("scripts/package"));
+        let made = ok(command.arg(format).arg(out).env("BUILT", built).env("COMPRESSION", "none").output().unwrap());
+        made.lines().map(PathBuf::from).collect::<Vec<_>>()
+    };
+    let (made, again) = (package(out), TempDir::new().unwrap());
+    for (first, second) in made.iter().zip(package(again.path())) {
+        assert!(fs::read(first).unwrap() == fs::read(second).unwrap(), "{}", first.display());
+    }
+    made.try_into().unwrap()
+}
+
+#[test]
+fn rpm_packages_install_into_an_empty_root_and_are_erased_without_a_trace() {
+    if !capability::root() || !capability::program("rpmbuild") {
+        return;
+    }
+    let (built, rpms, root) = (built(), TempDir::new().unwrap(), TempDir::new().unwrap());
+    let [main, progs] = packages("rpm", &built, rpms.path());
+    let database = root.path().join("rpm");
+    let rpm = |words: &[&OsStr]| {
+        let mut command = Command::new("rpm");
+        command.arg("--root").arg(root.path()).args(["--dbpath", "/rpm", "--nodeps"]).args(words);
+        let done = command.output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+    };
+    rpm(&["-i".as_ref(), main.as_ref(), progs.as_ref()]);
+    let at = |path: &str| root.path().join("usr").join(path);
+    for name in ["sbin/mkfs.btrfs", "sbin/mount.ubtrfs", "bin/btrfs"] {
+        assert!(fs::canonicalize(at(name)).unwrap().ends_with("usr/bin/ubtrfs"), "{name}");
+    }
+    assert!(ok(Command::new(at("bin/btrfs")).arg("--version").output().unwrap()).starts_with("btrfs-progs v"));
+    for path in ["share/man/man1/ubtrfs-mount.1.gz", "share/licenses/ubtrfs/LICENSE-MIT"] {
+        assert!(at(path).exists(), "{path}");
+    }
+    let excluded = ok(Command::new("rpm").args(["-qp", "--conflicts"]).arg(&progs).output().unwrap());
+    assert_eq!(excluded.trim(), "btrfs-progs");
+    rpm(&["-e".as_ref(), "ubtrfs-btrfs-progs".as_ref(), "ubtrfs".as_ref()]);
+    let left = files_below(root.path());
+    assert!(left.iter().all(|file| file.starts_with(database.to_str().unwrap())), "{left:?}");
+}
+
 #[test]
 fn packages_install_into_an_empty_root_and_are_purged_without_a_trace() {
     if !capability::root() || !capability::program("dpkg-deb") {
         return;
     }
     let (built, debs, root) = (built(), TempDir::new().unwrap(), TempDir::new().unwrap());
-    let package = |built: &Path, out: &Path| {
-        let mut command = Command::new(workspace().join("scripts/package"));
-        ok(command.arg(out).env("BUILT", built).env("COMPRESSION", "none").output().unwrap())
-            .lines()
-            .map(PathBuf::from)
-            .collect::<Vec<_>>()
-    };
-    let made = package(&built, debs.path());
-    // The same program gives the same packages.
-    let again = TempDir::new().unwrap();
-    for (first, second) in made.iter().zip(package(&built, again.path())) {
-        assert!(fs::read(first).unwrap() == fs::read(second).unwrap(), "{}", first.display());
-    }
-    let [main, progs] = made.as_slice() else { panic!("{made:?}") };
+    let [main, progs] = packages("deb", &built, debs.path());
     let database = root.path().join("var/lib/dpkg");
     for dir in ["info", "updates", "triggers"] {
         fs::create_dir_all(database.join(dir)).unwrap();
