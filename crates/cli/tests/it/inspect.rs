@@ -185,3 +185,57 @@ fn fs_leaf(image: &Image) -> RawBlock {
     let blocks = RawBlock::live(image).unwrap();
     blocks.into_iter().find(|block| block.owner == 5 && block.level == 0 && block.copies.len() == 2).unwrap()
 }
+
+/// The numbers of the map are those of the image, and a file written by turns with another lies in pieces.
+#[test]
+fn the_map_shows_block_groups_where_they_lie_and_the_files_in_most_pieces() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(512 << 20, &["-m", "dup"]).unwrap();
+    let linux = LoopMount::new(image.path(), "").unwrap();
+    let (one, two) = (linux.join("a<b>&'c'"), linux.join("two"));
+    for nr in 0..20_u64 {
+        for path in [&one, &two] {
+            let mut file = std::fs::File::options().create(true).append(true).open(path).unwrap();
+            std::io::Write::write_all(&mut file, &vec![nr as u8; 64 << 10]).unwrap();
+            file.sync_all().unwrap();
+        }
+    }
+    run("btrfs", ["subvolume", "create", linux.join("s").to_str().unwrap()]).unwrap();
+    std::fs::create_dir(linux.join("s/d")).unwrap();
+    std::fs::write(linux.join("s/d/whole"), vec![1; 1 << 20]).unwrap();
+    linux.close().unwrap();
+
+    let map: serde_json::Value = serde_json::from_str(&stdout(&inspect(image.path(), &["map", "--json"]))).unwrap();
+    let [device] = map["devices"].as_array().unwrap().as_slice() else { panic!("{map}") };
+    assert_eq!(device["size"], 512 << 20);
+    // As Linux's device tree has them.
+    let tree = run("btrfs", ["inspect-internal", "dump-tree", "-t", "dev", image.path().to_str().unwrap()]).unwrap();
+    let theirs: Vec<u64> = tree
+        .lines()
+        .filter_map(|line| line.split_once("key (1 DEV_EXTENT ")?.1.split_once(')')?.0.parse().ok())
+        .collect();
+    let extents = device["extents"].as_array().unwrap();
+    assert_eq!(extents.iter().map(|extent| extent["start"].as_u64().unwrap()).collect::<Vec<_>>(), theirs);
+    let metadata = extents.iter().filter(|extent| extent["type"] == "Metadata").collect::<Vec<_>>();
+    assert_eq!(metadata.len(), 2, "both copies: {map}");
+    assert!(metadata.iter().all(|extent| extent["profile"] == "DUP" && extent["used"].as_u64().unwrap() > 0));
+    let files = map["worst_files"].as_array().unwrap();
+    let paths: Vec<&str> = files.iter().map(|file| file["path"].as_str().unwrap()).collect();
+    assert!(paths.contains(&"a<b>&'c'") && paths.contains(&"two") && paths[2] == "s/d/whole", "{map}");
+    assert_eq!((files[0]["pieces"].as_u64().unwrap(), files[2]["pieces"].as_u64().unwrap()), (20, 1), "{map}");
+    assert_eq!(map["all_files"]["bytes"].as_u64().unwrap(), ((20 * 128) << 10) + (1 << 20));
+
+    let text = stdout(&inspect(image.path(), &["map", "--files", "1"]));
+    assert!(text.contains("Metadata, DUP") && text.contains("unallocated"), "{text}");
+    assert!(text.contains("20 pieces") && !text.contains("s/d/whole"), "{text}");
+    let dir = tempfile::tempdir().unwrap();
+    let svg = dir.path().join("map.svg");
+    assert!(inspect(image.path(), &["map", "--svg", svg.to_str().unwrap()]).status.success());
+    // A parser of XML takes it, with the name of the file as a text.
+    let parse = "import sys, xml.dom.minidom as m; print(m.parse(sys.argv[1]).documentElement.tagName)";
+    assert_eq!(run("python3", ["-c", parse, svg.to_str().unwrap()]).unwrap().trim(), "svg");
+    let svg = std::fs::read_to_string(svg).unwrap();
+    assert!(svg.contains("a&lt;b&gt;&amp;&#39;c&#39;") && svg.contains("Metadata, DUP"), "{svg}");
+}

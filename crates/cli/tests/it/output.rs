@@ -52,7 +52,7 @@ fn full_device(dir: &Path) -> PathBuf {
 }
 
 /// Command lines. The second value tells whether the command prints a result, so that it must fail if stdout is lost.
-const LINES: [(&str, bool); 125] = [
+const LINES: [(&str, bool); 128] = [
     ("--help", true),
     ("--version", true),
     ("help", true),
@@ -173,6 +173,9 @@ const LINES: [(&str, bool); 125] = [
     ("inspect rootid a.img:/f", true),
     ("inspect min-dev-size a.img", true),
     ("inspect tree-stats a.img", true),
+    ("inspect map a.img", true),
+    ("inspect map --json a.img", true),
+    ("inspect map --svg - a.img", true),
     ("inspect dump-super a.img", true),
     ("inspect dump-super --json a.img", true),
     ("inspect dump-tree a.img", true),

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 pub(crate) use defragment::with_method;
 pub(crate) use resize::shrink_image;
-pub(crate) use usage::{DeviceUsageArgs, device_usage};
+pub(crate) use usage::{DeviceUsageArgs, device_usage, names};
 
 use anyhow::{Context, bail};
 use ubtrfs_control::filesystem::{Request, Response};

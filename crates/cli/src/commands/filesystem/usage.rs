@@ -533,7 +533,7 @@ pub(super) const USAGE_ORDER: [BlockGroupFlags; 4] =
     [BlockGroupFlags::DATA, MIXED, BlockGroupFlags::METADATA, BlockGroupFlags::SYSTEM];
 
 /// The names of a block group's type and profile, as btrfs-progs prints them.
-pub(super) fn names(flags: u64) -> (&'static str, &'static str) {
+pub(crate) fn names(flags: u64) -> (&'static str, &'static str) {
     let flags = BlockGroupFlags::from_bits_retain(flags);
     let kind = match flags & BlockGroupFlags::TYPES {
         BlockGroupFlags::DATA => "Data",

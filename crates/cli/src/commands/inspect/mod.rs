@@ -10,6 +10,7 @@ mod blocks;
 mod dump_super;
 mod dump_tree;
 mod json_stream;
+mod map;
 mod min_dev_size;
 mod resolve;
 mod tree_stats;
@@ -43,6 +44,7 @@ enum Command {
     Rootid(resolve::PathArgs),
     MinDevSize(min_dev_size::Args),
     TreeStats(tree_stats_text::Args),
+    Map(map::Args),
 }
 
 /// A chunk: flags, logical start and length.
@@ -71,5 +73,6 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Rootid(args) => resolve::rootid(args),
         Command::MinDevSize(args) => min_dev_size::run(&args),
         Command::TreeStats(args) => tree_stats_text::run(&args),
+        Command::Map(args) => map::run(&args),
     }
 }
