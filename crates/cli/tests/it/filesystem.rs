@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run};
 
-use crate::common::{ok, refused, ubtrfs};
+use crate::common::{ok, on_terminal, refused, ubtrfs};
 
 const MIB: u64 = 1 << 20;
 
@@ -282,4 +282,14 @@ fn a_device_without_discards_is_not_trimmed() {
     run("umount", [mount]).unwrap();
     assert_eq!((ours.status.code(), ours.stderr), (theirs.status.code(), theirs.stderr));
     refused(&trimmed, &["cannot discard the free space", "without discards"]);
+}
+
+#[test]
+fn usage_draws_bars_on_a_terminal_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("a.img");
+    ok(ubtrfs(["mkfs", "-q", "-b", "256M", image.to_str().unwrap()]));
+    assert!(!ok(ubtrfs(["filesystem", "usage", image.to_str().unwrap()])).contains('['));
+    let steps = [("Used:0.00B (0.00%)  [------------------------]", ""), ("Metadata,DUP", ""), ("%)  [#----", "")];
+    ok(on_terminal(dir.path(), &["filesystem", "usage", "a.img"], &steps));
 }

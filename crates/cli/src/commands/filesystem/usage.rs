@@ -22,7 +22,7 @@ use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, ImageUse};
 use crate::commands::place::{CommandTarget, with_channel};
 use crate::commands::umount;
-use crate::common::{Shown, each, print_json, print_out, print_progs_json, warn};
+use crate::common::{Shown, each, print_json, print_out, print_progs_json, stdout, warn};
 use crate::progs::is_progs;
 use crate::units::{UnitLetters, Units};
 
@@ -243,6 +243,15 @@ fn overall(units: &Units, usage: &FilesystemUsage) -> Result<String, std::fmt::E
     Ok(text)
 }
 
+/// A bar for a terminal. Every share above 0 shows.
+fn bar(percent: f64) -> String {
+    let share = BAR_LEN as f64 * percent / 100.0;
+    let filled = if share < 1.0 { share.ceil() } else { share.round() }.clamp(0.0, BAR_LEN as f64) as usize;
+    format!("  [{}{}]", "#".repeat(filled), "-".repeat(BAR_LEN - filled))
+}
+
+const BAR_LEN: usize = 24;
+
 /// The space of each kind, by device.
 fn by_group(units: &Units, usage: &FilesystemUsage) -> Result<String, std::fmt::Error> {
     let mut text = String::new();
@@ -250,7 +259,8 @@ fn by_group(units: &Units, usage: &FilesystemUsage) -> Result<String, std::fmt::
         let (kind, profile) = names(group.flags);
         let share = if group.total == 0 { 0.0 } else { 100.0 * group.used as f64 / group.total as f64 };
         let (size, used) = (units.format(group.total), units.format(group.used));
-        writeln!(text, "\n{kind},{profile}: Size:{size}, Used:{used} ({share:.2}%)")?;
+        let bar = if stdout().is_terminal() && !is_progs() { bar(share) } else { String::new() };
+        writeln!(text, "\n{kind},{profile}: Size:{size}, Used:{used} ({share:.2}%){bar}")?;
         for device in own_devices(usage) {
             let bytes = bytes_of(device, group.flags);
             if bytes > 0 {
