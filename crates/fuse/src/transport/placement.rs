@@ -14,8 +14,9 @@
 //! ```
 //!
 //! - L1. A window is [`WINDOW`] requests. While requests are sparse, or come from several threads of clients, the
-//!   threads of the server may run on every processor: a watching thread spreads them when the running window takes
-//!   longer than [`QUIET`].
+//!   threads of the server may run on every processor: a watching thread spreads them when no requests have come for
+//!   [`QUIET`]. A window that only takes long is judged at its end: if other programs use the processors, 64 requests
+//!   can take longer than [`QUIET`].
 //! - L2. Threads are spread if spread threads were faster in a trial by more than one [`MARGIN`]th. With a smaller
 //!   difference they are gathered: gathered threads stay together for a while after they are spread, so a trial shows
 //!   only a part of the gain. If a few windows in a row are much slower than the trial was, the next trial begins. The
@@ -258,6 +259,7 @@ impl ThreadPlacement {
     /// Spreads the threads when requests have stopped (L1), until [`ThreadPlacement::stop`]. Only one thread may run
     /// this method; threads are gathered only after [`ThreadPlacement::started`].
     pub(super) fn watch(&self) {
+        let mut nr_seen = None;
         while !self.stopped.load(Ordering::Acquire) {
             let mut state = self.state.lock();
             let since = state.began.elapsed();
@@ -265,8 +267,14 @@ impl ThreadPlacement {
                 drop(state);
                 std::thread::park();
             } else if since > QUIET {
-                state.judge.phase = TrialPhase::Idle;
-                self.spread(&mut state);
+                let nr = Some(self.nr_requests.load(Ordering::Relaxed));
+                if std::mem::replace(&mut nr_seen, nr) == nr {
+                    state.judge.phase = TrialPhase::Idle;
+                    self.spread(&mut state);
+                } else {
+                    drop(state);
+                    std::thread::park_timeout(QUIET);
+                }
             } else {
                 drop(state);
                 std::thread::park_timeout(QUIET.saturating_sub(since) + Duration::from_millis(1));
@@ -522,7 +530,7 @@ const WINDOW: u64 = 64;
 const SHARE: u64 = 8;
 /// A window that takes longer is sparse: waking processors costs little of its time.
 const SPARSE: Duration = Duration::from_millis(12);
-/// A running window that takes longer shows that requests have stopped.
+/// Requests have stopped if no thread has added a share of requests for this long.
 const QUIET: Duration = Duration::from_millis(50);
 /// So many of a window's shares may come from other clients than a lone one.
 const MIXED_MAX: u32 = 1;
@@ -744,6 +752,30 @@ mod tests {
                         std::thread::sleep(Duration::from_millis(5));
                     }
                     std::thread::sleep(QUIET);
+                }
+                placement.stop();
+            });
+        });
+    }
+
+    #[test]
+    fn threads_stay_gathered_in_a_slow_window_while_requests_come() {
+        let Some(all) = two_processors() else { return };
+        let (placement, last) = (ThreadPlacement::new(ThreadMover::default()), last_of(&all));
+        std::thread::scope(|scope| {
+            let watcher = scope.spawn(|| placement.watch());
+            placement.started(watcher.thread());
+            scope.spawn(|| {
+                let _joined = placement.join();
+                let mut own_count = RequestShare::default();
+                let mut request = || placement.note_request(&mut own_count, 7, || Some(last), || Duration::ZERO);
+                (0..2 * WINDOW).for_each(|_| request());
+                assert_eq!(own(), only(last));
+                // A share of requests comes every 20 ms, so the window takes longer than `QUIET`.
+                for _ in 0..WINDOW / SHARE - 1 {
+                    std::thread::sleep(Duration::from_millis(20));
+                    (0..SHARE).for_each(|_| request());
+                    assert_eq!(own(), only(last), "L1");
                 }
                 placement.stop();
             });
