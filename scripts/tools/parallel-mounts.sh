@@ -1,6 +1,7 @@
 #!/bin/sh
 # At boot, systemd mounts all lines of /etc/fstab at the same time, and at shutdown it unmounts them at the same time.
-# Several subvolumes of one device are mounted, used and unmounted in parallel, for some rounds.
+# Several subvolumes of one device are mounted, used and unmounted in parallel, for some rounds. Mounts of another image
+# come and go meanwhile, and get the numbers of those that are gone.
 # Needs root, FUSE and loop devices.
 # SPDX-License-Identifier: MIT OR Apache-2.0
 set -eu
@@ -26,6 +27,18 @@ await_all() {
     shift
   done
 }
+mkfs.btrfs -q -b 128M "$work/other.img"
+btrfs subvolume create "$work/other.img:/s" >/dev/null
+mkdir "$work/other" "$work/inner"
+touch "$work/go-on"
+while [ -e "$work/go-on" ]; do
+  ubtrfs mount "$work/other.img" "$work/other" >/dev/null
+  ubtrfs mount -o subvol=s "$work/other.img" "$work/inner" >/dev/null
+  ubtrfs umount "$work/inner"
+  ubtrfs umount "$work/other"
+done >"$work/others.out" 2>&1 &
+others=$!
+at_end() { rm -f "$work/go-on"; wait $others; }
 round=1
 while [ $round -le 8 ]; do
   # An image file and a block device take turns.
@@ -43,7 +56,7 @@ while [ $round -le 8 ]; do
   done
   pids=
   for name in $names; do
-    case $((round % 4)) in 0 | 1) command="umount" ;; *) command="ubtrfs umount" ;; esac
+    case $((round % 4)):$name in 0:* | 1:[rhv]*) command="umount" ;; *) command="ubtrfs umount" ;; esac
     $command "$work/$name" >"$work/$name.out" 2>&1 &
     pids="$pids $!"
   done
@@ -51,6 +64,9 @@ while [ $round -le 8 ]; do
   timeout 20 flock -x "$work/disk.img" true || fail "the image stays locked after round $round"
   round=$((round + 1))
 done
+rm "$work/go-on"
+wait $others
+[ ! -s "$work/others.out" ] || { cat "$work/others.out"; fail "mounts of the other image"; }
 losetup -d "$loop"
 for name in $names; do
   expect 8 "$(ubtrfs ls "$work/disk.img:/@$name" | grep -c round)" "files in @$name"

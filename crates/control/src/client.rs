@@ -166,6 +166,20 @@ impl<'f> Channel<'f> {
         matches!(self, Self::Mount(mount) if mount.name == name)
     }
 
+    /// Returns the channel to the server that listens on the socket `name`, through a detached copy of its mount, opened
+    /// with `O_PATH`. It keeps no mount point busy.
+    ///
+    /// # Errors
+    /// The copy cannot be opened for reading, or is of no FUSE filesystem.
+    pub fn through_copy(copy: &OwnedFd, name: &[u8], peers: Peers) -> Result<Self, ConnectError> {
+        let id = MountId::of(copy).map_err(ConnectError::Open)?;
+        if !id.is_fuse() {
+            return Err(ConnectError::NotOurs);
+        }
+        let file = id.open_found(copy, ContentAccess::Read).map_err(ConnectError::Open)?;
+        Ok(Self::Mount(MountChannel::new(name.to_vec(), file, Some(id), peers)))
+    }
+
     /// Returns a channel to the server that listens on the socket `name`; `file` stands for an open file of its mount.
     /// For tests of the server.
     #[doc(hidden)]

@@ -13,13 +13,15 @@
 
 use std::fs::DirEntry;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 use rustix::io::Errno;
+use rustix::mount::{OpenTreeFlags, open_tree};
 use rustix::net::sockopt::socket_peercred;
-use ubtrfs_control::{Channel, Request, Response, join};
+use ubtrfs_control::{Channel, Peers, Request, Response, join};
 use ubtrfs_format::print::escaped;
 
 use crate::mount::{self, MountError};
@@ -40,7 +42,26 @@ impl Unmounted {
     }
 }
 
-/// The number of a mount, as its server knows it.
+/// A copy of a mount that is on no directory. Requests through it keep no mount point busy, so other processes can unmount
+/// theirs at the same time.
+#[derive(Debug)]
+pub(crate) struct DetachedCopy(OwnedFd);
+
+impl DetachedCopy {
+    /// Copies the mount at this path. `None` if this process may not, or before Linux 5.2.
+    pub(crate) fn of(path: &Path) -> Option<Self> {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        open_tree(CWD, path, flags | OpenTreeFlags::AT_SYMLINK_NOFOLLOW).ok().map(Self)
+    }
+}
+
+/// The numbers of all other mounts of the filesystem, as its server knows them.
+pub(crate) fn keys_of_others(mount: &MountInfo) -> Vec<u64> {
+    others(mount).iter().map(key_of).collect()
+}
+
+/// The number of a mount, as its server knows it. No other mount ever has it, unlike its number in the table of mounts,
+/// since Linux 6.8.
 fn key_of(mount: &MountInfo) -> u64 {
     mount_table::unique_id(&mount.dir).unwrap_or(mount.id)
 }
@@ -64,13 +85,9 @@ pub(crate) struct Remaining {
 
 impl Remaining {
     /// The mounts in this mount namespace that remain after `unmounted`; `None` if there are none. `before` are the mounts
-    /// that [`others`] returned before the unmount; `is_ours` tells whether a newer mount belongs to the same server.
-    pub(crate) fn here(
-        unmounted: &Unmounted,
-        before: &[MountInfo],
-        is_ours: impl Fn(&MountInfo) -> bool,
-    ) -> Option<Self> {
-        let was_there = |mount: &MountInfo| before.iter().any(|known| known.id == mount.id);
+    /// that [`keys_of_others`] returned before the unmount; `is_ours` tells whether a newer mount belongs to the same server.
+    pub(crate) fn here(unmounted: &Unmounted, before: &[u64], is_ours: impl Fn(&MountInfo) -> bool) -> Option<Self> {
+        let was_there = |mount: &MountInfo| before.contains(&key_of(mount));
         let mut left = others(&unmounted.found);
         left.retain(|mount| was_there(mount) || is_ours(mount));
         // A submount ends with the mount, unless it is also mounted elsewhere.
@@ -105,18 +122,26 @@ impl Remaining {
 
     /// Whether one of the mounts is still there. Other processes may unmount them at the same time.
     pub(crate) fn is_mounted(&self) -> bool {
-        mount_table::mounts().iter().any(|mount| self.ids.contains(&mount.id))
+        mount_table::mounts().iter().any(|mount| self.ids.contains(&mount.id) && self.keys.contains(&key_of(mount)))
     }
 
-    /// Makes the server with this control socket commit. If `foreign` is true, the mount belongs to another user, and is not
-    /// entered.
+    /// Makes the server with this control socket commit, through a copy of the unmounted mount if there is one. If `foreign`
+    /// is true, the mount belongs to another user, and is not entered.
     ///
     /// # Errors
     /// The commit fails. Or `ubtrfs mount` did not make the unmounted mount, or made no mount that remains.
-    pub(crate) fn commit(&self, dir: &str, name: &[u8], foreign: bool) -> Result<(), MountError> {
-        let committed = match foreign {
-            true => Err(NotCommitted::NotYet("another user's mount is not entered".to_owned())),
-            false => self.commit_by_any_way(name),
+    pub(crate) fn commit(
+        &self,
+        dir: &str,
+        name: &[u8],
+        foreign: bool,
+        copy: Option<(&DetachedCopy, Peers)>,
+    ) -> Result<(), MountError> {
+        let through_copy = copy.and_then(|(copy, peers)| Channel::through_copy(&copy.0, name, peers).ok());
+        let committed = match through_copy {
+            _ if foreign => Err(NotCommitted::NotYet("another user's mount is not entered".to_owned())),
+            Some(channel) => commit_through(&channel),
+            None => self.commit_by_any_way(name),
         };
         let committed = match committed {
             Ok(mounts) if mounts.contains(&self.unmounted) && self.keys.iter().any(|key| mounts.contains(key)) => {
@@ -146,7 +171,7 @@ impl Remaining {
 }
 
 /// All other mounts of the filesystem in this mount namespace.
-pub(crate) fn others(mount: &MountInfo) -> Vec<MountInfo> {
+fn others(mount: &MountInfo) -> Vec<MountInfo> {
     let is_other = |other: &MountInfo| other.kind == mount.kind && other.id != mount.id;
     mount_table::mounts_of_device(&mount.device).into_iter().filter(is_other).collect()
 }
@@ -240,8 +265,7 @@ enum NotCommitted {
     ReadOnly(String),
 }
 
-/// Makes the kernel hand over its pages, and the server commit, through a file of the filesystem (R1). Returns the mounts
-/// that the server knows.
+/// Works like [`commit_through`], through a file of the filesystem (R1).
 fn commit_by(way: &Path, device: Option<u64>, name: &[u8]) -> Result<Vec<u64>, NotCommitted> {
     let not_yet = |text: String| NotCommitted::NotYet(text);
     let covered = || not_yet(format!("another filesystem is mounted over {}", way.display()));
@@ -252,6 +276,11 @@ fn commit_by(way: &Path, device: Option<u64>, name: &[u8]) -> Result<Vec<u64>, N
     if !channel.is_at(name) {
         return Err(covered());
     }
+    commit_through(&channel)
+}
+
+/// Makes the kernel hand over its pages, and the server commit. Returns the mounts that the server knows.
+fn commit_through(channel: &Channel<'_>) -> Result<Vec<u64>, NotCommitted> {
     channel.sync().map_err(|failure| match failure.errno() {
         Errno::ROFS => NotCommitted::ReadOnly(failure.to_string()),
         _ => NotCommitted::NotYet(failure.to_string()),
@@ -285,8 +314,18 @@ impl User {
     }
 }
 
-/// A process that works in a directory of the filesystem or has a file of it open, other than the server and this
-/// process.
+/// Whether the process whose directory in /proc is `process` is another `umount` of this program. It may hold a
+/// [`DetachedCopy`], and ends soon.
+fn is_other_umount(process: &Path) -> bool {
+    let line = std::fs::read(process.join("cmdline")).unwrap_or_default();
+    let is_umount = line.split(|byte| *byte == 0).take(2).any(|word| word.windows(6).any(|part| part == b"umount"));
+    is_umount
+        && std::fs::read_link(process.join("exe"))
+            .is_ok_and(|exe| Some(exe) == std::fs::read_link("/proc/self/exe").ok())
+}
+
+/// A process that works in a directory of the filesystem or has a file of it open, other than the server, this process
+/// and others that unmount.
 fn user_of_detached(device: u64, server: i32) -> Option<User> {
     let own = std::process::id();
     for process in std::fs::read_dir("/proc").ok()?.flatten() {
@@ -295,6 +334,9 @@ fn user_of_detached(device: u64, server: i32) -> Option<User> {
             continue;
         }
         let path = process.path();
+        if is_other_umount(&path) {
+            continue;
+        }
         let open = std::fs::read_dir(path.join("fd")).into_iter().flatten().flatten();
         let mut ways =
             [path.join("cwd"), path.join("root")].into_iter().chain(open.map(|entry: DirEntry| entry.path()));

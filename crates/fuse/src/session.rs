@@ -41,7 +41,7 @@ use crate::mount_table::{self, MountInfo};
 use crate::node::NodeIds;
 use crate::other_user::{self, HelperCommand, control_name};
 use crate::protocol::InitLimits;
-use crate::remaining_mounts::{self, Remaining, Unmounted};
+use crate::remaining_mounts::{self, DetachedCopy, Remaining, Unmounted};
 use crate::sandbox::{self, Confinement, Identity, PrivilegedHelper};
 use crate::served_fs::ServedFs;
 use crate::server::{self, Server};
@@ -546,13 +546,16 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<HelperCommand<'_>>) 
         true => Some(other_user::MountPoint::open(&found).map_err(changed)?),
         false => None,
     };
-    let before = remaining_mounts::others(&found);
+    let before = remaining_mounts::keys_of_others(&found);
     let lazy = leave_submounts(&found, lazy, is_of_other_user);
     let unmounted = Unmounted::new(found);
     let found = &unmounted.found;
     // Connecting fails if the server is dead, and then no commit is awaited.
-    let peers = Peers::of_owner(found.user().map(|(uid, _)| uid.as_raw()));
+    let peers_of = |mount: &MountInfo| Peers::of_owner(mount.user().map(|(uid, _)| uid.as_raw()));
+    let peers = peers_of(found);
     let is_foreign = helper.is_some() && is_of_other_user;
+    let copied = point.as_ref().filter(|_| !is_foreign && !before.is_empty());
+    let copy = copied.and_then(|point| DetachedCopy::of(&point.path()));
     let until = Instant::now() + QUESTIONS_PATIENCE;
     let left = || until.saturating_duration_since(Instant::now());
     let server = control_name(&full, helper, until).and_then(|name| {
@@ -585,17 +588,19 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<HelperCommand<'_>>) 
         Ok((server, name)) => {
             let here = || Remaining::here(&unmounted, &before, |other| is_of(other, &name, helper, until));
             while let Some(remaining) = here() {
-                let outcome = remaining.commit(&shown, &name, is_foreign);
+                let through = copy.as_ref().map(|copy| (copy, peers_of(found)));
+                let outcome = remaining.commit(&shown, &name, is_foreign, through);
                 // If all of them were unmounted meanwhile, the server ends, and that is awaited.
                 if outcome.is_ok() || remaining.is_mounted() {
                     return outcome;
                 }
             }
+            drop(copy);
             if !lazy
                 && !ends_soon(&server, if is_foreign { left().min(USE_PATIENCE) } else { USE_PATIENCE })
                 && let Some(remaining) = Remaining::elsewhere(found, &server)
             {
-                return remaining.commit(&shown, &name, is_foreign);
+                return remaining.commit(&shown, &name, is_foreign, None);
             }
             let process = process_of(&server);
             let patience = is_foreign.then(|| left().max(COMMIT_PATIENCE_MIN));
