@@ -85,9 +85,11 @@ impl FuseViews {
         }
     }
 
-    /// The view with this device number.
+    /// The view with this device number: the newest, because Linux gives the number of a view that has ended to the next
+    /// filesystem.
     pub(crate) fn with_device(&self, device: u64) -> Option<Arc<FuseView>> {
-        self.all().into_iter().find(|view| view.device.get() == Some(&device))
+        let with_it = |view: &Arc<FuseView>| view.device.get() == Some(&device);
+        self.all().into_iter().filter(with_it).max_by_key(|view| view.serial)
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<FuseView>> {
@@ -113,5 +115,29 @@ impl FuseViews {
             Some(view) => view.nodes.st_ino(id),
             None => NodeIds::of_one_subvolume(id.root).st_ino(id),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_views_with_a_device_number_the_newer_one_is_mounted() {
+        let view = |id: u64, serial| {
+            let view = Arc::new(FuseView::new(RootId(id), NodeIds::of_one_subvolume(RootId(id)), serial));
+            view.device.set(7).unwrap();
+            view
+        };
+        let views = FuseViews::new(FuseView::new(RootId(5), NodeIds::of_one_subvolume(RootId(5)), 0), true);
+        // A view that has ended is still known for a moment.
+        for (ended, next) in [(300, 301), (302, 256)] {
+            views.add(&view(ended, ended));
+            views.add(&view(next, ended + 1));
+            assert_eq!(views.with_device(7).unwrap().subvolume, RootId(next));
+            views.remove(RootId(ended));
+            views.remove(RootId(next));
+        }
+        assert!(views.with_device(7).is_none());
     }
 }
