@@ -1,4 +1,4 @@
-//! Removes temporary files when a command is interrupted, and tells what else the command leaves.
+//! Removes temporary files when a command is interrupted, gives the terminal back, and tells what else the command leaves.
 //!
 //! Invariants:
 //! - I1. A temporary file is made and recorded in one step under the lock. The signal handler keeps the lock until
@@ -25,9 +25,12 @@ struct UnfinishedFiles {
     noted: Vec<(u64, OwnedFd, String)>,
     /// The line to print when the program is interrupted.
     left: Option<String>,
+    /// Gives the terminal back.
+    restore: Option<fn()>,
 }
 
-static FILES: Mutex<UnfinishedFiles> = Mutex::new(UnfinishedFiles { next: 0, noted: Vec::new(), left: None });
+static FILES: Mutex<UnfinishedFiles> =
+    Mutex::new(UnfinishedFiles { next: 0, noted: Vec::new(), left: None, restore: None });
 
 /// Starts a thread that removes the recorded files when SIGINT, SIGTERM or SIGHUP arrives. Commands that handle these
 /// signals themselves must not call this function.
@@ -42,6 +45,9 @@ pub(crate) fn watch() {
             for (_, dir, name) in &files.noted {
                 let _ = rustix::fs::unlinkat(dir, name.as_str(), AtFlags::empty());
             }
+            if let Some(restore) = files.restore {
+                restore();
+            }
             if let Some(left) = &files.left {
                 warn(left);
             }
@@ -55,6 +61,11 @@ pub(crate) fn watch() {
 /// Sets the line that tells what an interrupted command leaves; `None` once the command is complete.
 pub(crate) fn set_left(left: Option<String>) {
     lock().left = left;
+}
+
+/// Sets the function that gives the terminal back when the program is interrupted.
+pub(crate) fn set_restore(restore: Option<fn()>) {
+    lock().restore = restore;
 }
 
 /// Makes a temporary file and records it (I1).

@@ -28,8 +28,8 @@ pub use commands::mount::option_list as mount_options;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use clap::{Parser, Subcommand};
 
@@ -169,7 +169,7 @@ pub fn main() -> ExitCode {
     lift_file_size_limit();
     let copies_much =
         matches!(cli.command, Command::Mkfs(_) | Command::Import(_) | Command::Export(_) | Command::Cp(_));
-    if copies_much {
+    if copies_much || matches!(cli.command, Command::Top(_)) {
         interrupt::watch();
     }
     let has_bound = args.iter().any(|arg| arg.as_encoded_bytes().starts_with(b"--memory"));
@@ -205,8 +205,11 @@ fn parse_or_tell(args: &[OsString]) -> Result<Cli, ExitCode> {
 /// options.
 fn parse(args: &[OsString]) -> Result<Cli, clap::Error> {
     use clap::FromArgMatches;
-    let command = definition().infer_long_args(progs::is_progs());
-    command.try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches))
+    /// Scripts parse many lines.
+    static DEFINITION: LazyLock<Mutex<clap::Command>> =
+        LazyLock::new(|| Mutex::new(definition().infer_long_args(progs::is_progs())));
+    let mut command = DEFINITION.lock().unwrap_or_else(PoisonError::into_inner);
+    command.try_get_matches_from_mut(args).and_then(|matches| Cli::from_arg_matches(&matches))
 }
 
 /// The definition of all commands, under the name by which this program was called. Manual pages and completions are

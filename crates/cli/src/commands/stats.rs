@@ -124,7 +124,9 @@ fn parse_line(line: &str) -> Option<Sample> {
         let (label, value) = pair.split_once("=\"")?;
         found.insert(label.to_owned(), value.trim_end_matches('"').to_owned());
     }
-    Some(Sample { name: name.to_owned(), labels: found, value: value.parse().ok()? })
+    // The server may be another user's.
+    let value = value.parse().ok().filter(|value: &f64| value.is_finite())?;
+    Some(Sample { name: name.to_owned(), labels: found, value })
 }
 
 /// Makes JSON: numbers by name, and for each label a list (`trees`, `phases` and so on) with an object for each value

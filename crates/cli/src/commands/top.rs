@@ -21,6 +21,7 @@ use super::offline::{ImageOptions, ImageUse};
 use super::place::{CommandTarget, with_channel};
 use super::stats::{Sample, mount_stats, parse, short, time};
 use crate::common::{Shown, format_size};
+use crate::interrupt;
 
 /// Show what a mounted filesystem does, again every second; q ends
 #[derive(clap::Args)]
@@ -44,6 +45,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     // The first look fails before the screen is taken.
     let mut before = Reading::at(args)?;
+    interrupt::set_restore(Some(ratatui::restore));
     let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
     let done = (|| {
         loop {
@@ -57,6 +59,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
     })();
     ratatui::restore();
+    interrupt::set_restore(None);
     done
 }
 

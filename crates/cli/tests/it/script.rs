@@ -191,3 +191,34 @@ fn the_shell_has_a_prompt_history_and_completion() {
     ];
     ok(on_terminal(bed.dir.path(), &["shell", "a.img"], &steps));
 }
+
+#[test]
+fn an_edit_changes_no_other_image_and_may_read_it() {
+    let bed = Bed::new();
+    let other = text(&bed.dir.path().join("b.img"));
+    ok(ubtrfs(["mkfs", "-q", "-b", "128M", &other]));
+    ok(ubtrfs(["mkdir", &format!("{other}:/there")]));
+    for line in
+        ["mkdir b.img:/x", "cp 'host file' b.img:/", "import --create 128M none.tar c.img:/", "rm -r b.img:/there"]
+    {
+        let refused_line = bed.run(&["edit", "a.img", "-"], format!("mkdir :/y\n{line}\n").as_bytes());
+        assert!(!refused_line.status.success(), "{line}");
+        let names = ok(ubtrfs(["ls", &other])) + &ok(ubtrfs(["ls", &bed.image]));
+        assert_eq!(names, "there\netc\n", "{line}");
+    }
+    let said = bed.run(&["edit", "a.img", "-"], b"mkdir b.img:/x\n").stderr;
+    let reason = "b.img is not changed, because an edit changes only a.img";
+    assert!(String::from_utf8_lossy(&said).contains(reason), "{}", said.escape_ascii());
+    ok(bed.run(&["edit", "a.img", "-"], b"cp -r b.img:/there :/copied\n"));
+    assert_eq!(ok(ubtrfs(["ls", &bed.image])), "copied\netc\n");
+}
+
+#[test]
+fn a_command_of_a_shell_reads_what_follows_its_line() {
+    let bed = Bed::new();
+    let tar = ok(ubtrfs(["export", &format!("{}:/etc", bed.image), "-f", &text(&bed.dir.path().join("t.tar"))]));
+    assert_eq!(tar, "");
+    let archive = fs::read(bed.dir.path().join("t.tar")).unwrap();
+    ok(bed.run(&["shell", "a.img"], &[b"mkdir :/new\nimport - :/new\n", &archive[..]].concat()));
+    assert_eq!(ok(ubtrfs(["ls", &format!("{}:/new", bed.image)])), "kept\nold\n");
+}

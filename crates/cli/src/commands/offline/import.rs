@@ -13,6 +13,7 @@ use ubtrfs_archive::{Archive, ArchiveMessage, ImportOptions, ImportReport};
 use ubtrfs_device::{Device, is_url};
 use ubtrfs_fs::Fs;
 
+use super::held::refuse_change_of;
 use super::text::printable;
 use super::{ImageOptions, ImagePath, ImagePathParser, ImageUse, misplaced, mount_options, with_devices, with_image};
 use crate::commands::place::await_server;
@@ -96,6 +97,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         Ok(report)
     };
     let image = &args.target.image;
+    refuse_change_of(image)?;
     let counts = match args.create.filter(|_| !is_url(image) && !image.exists()) {
         // Remove a new image if the import fails, because part of an archive is useless.
         Some(size) => NewImage::create(image, size).and_then(|made| {

@@ -225,6 +225,9 @@ pub(crate) fn with_shared_image<T>(
         }
         return work_on(image, &fs, usage, work);
     }
+    if usage != ImageUse::Read {
+        held::refuse_change_of(image)?;
+    }
     let mut options = mount_options(options)?;
     options.read_only |= usage == ImageUse::Read;
     let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - E1. Each line is parsed before the image is opened for writing, so a mistake in a line changes nothing.
-//! - E2. All changes are in one transaction. If a command fails, or the program ends early, the image keeps the state that
+//! - E2. All changes are in one transaction, so other images are only read. If a command fails, or the program ends early, the image keeps the state that
 //!   it had before.
 
 use std::ffi::OsString;
@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use ubtrfs_control::reopen;
 
 use super::line::{Line, ScriptPlace};
@@ -35,34 +35,50 @@ pub(crate) struct EditArgs {
     options: ImageOptions,
 }
 
-/// A line of the script that names a command.
-struct Step {
-    /// The line's number, from 1.
-    number: usize,
-    text: String,
-    command: Command,
+/// Takes the number, the text and the command of a line.
+type VisitStep<'v> = &'v mut dyn FnMut(usize, &[u8], Command) -> anyhow::Result<()>;
+
+/// Why not all lines were visited.
+enum Stop {
+    Failed(anyhow::Error),
+    /// The usage of a line was printed.
+    Usage(ExitCode),
+}
+
+impl From<anyhow::Error> for Stop {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Failed(error)
+    }
 }
 
 pub(crate) fn run_edit(args: &EditArgs) -> anyhow::Result<ExitCode> {
     let shown = if args.script.as_os_str() == "-" { "standard input".to_owned() } else { args.script.shown() };
-    let steps = match steps(args, &read_script(args)?, &shown)? {
-        Ok(steps) => steps,
-        Err(status) => return Ok(status),
-    };
-    if steps.is_empty() {
+    let script = read_script(args)?;
+    let mut is_empty = true;
+    let parsed = each_step(args, &script, &shown, &mut |_, _, _| {
+        is_empty = false;
+        Ok(())
+    });
+    match parsed {
+        Ok(()) => {}
+        Err(Stop::Failed(error)) => return Err(error),
+        Err(Stop::Usage(status)) => return Ok(status),
+    }
+    if is_empty {
         bail!("{shown} has no command; write one in each line, for example: mkdir :/etc");
     }
     with_shared_image(&args.image, &args.options, ImageUse::Write, |fs| {
         fs.begin_atomic().with_context(|| format!("cannot begin to edit {}", args.image.shown()))?;
-        let ran = while_held(&args.image, fs, || {
-            steps.into_iter().try_for_each(|Step { number, text, command }| match finish(crate::run(command)) {
-                ExitCode::SUCCESS => Ok(()),
-                _ => Err(format!("line {number} of {shown} failed: {text}")),
-            })
-        });
+        let mut run = |number: usize, line: &[u8], command| match finish(crate::run(command)) {
+            ExitCode::SUCCESS => Ok(()),
+            _ => bail!("line {number} of {shown} failed: {}", std::ffi::OsStr::from_bytes(line.trim_ascii()).shown()),
+        };
+        // The lines are parsed again, because their commands would take much more memory than the script.
+        let ran = while_held(&args.image, fs, || each_step(args, &script, &shown, &mut run));
         let failed = match ran {
             Ok(()) => fs.commit_atomic().err().map(|error| format!("the changes cannot be committed: {error}")),
-            Err(failed) => Some(failed),
+            Err(Stop::Failed(error)) => Some(error.to_string()),
+            Err(Stop::Usage(_)) => Some(format!("a line of {shown} failed")),
         };
         match failed {
             None => Ok(ExitCode::SUCCESS),
@@ -92,10 +108,9 @@ fn read_script(args: &EditArgs) -> anyhow::Result<Vec<u8>> {
     Ok(script)
 }
 
-/// Parses the lines (E1). The inner error is an exit status of a line whose usage was printed.
-fn steps(args: &EditArgs, script: &[u8], shown: &str) -> anyhow::Result<Result<Vec<Step>, ExitCode>> {
+/// Parses the lines, and calls `visit` with the number, the text and the command of each that has one.
+fn each_step(args: &EditArgs, script: &[u8], shown: &str, visit: VisitStep<'_>) -> Result<(), Stop> {
     let mut place = ScriptPlace::new(&args.image);
-    let mut steps = Vec::new();
     for (index, line) in script.split(|&byte| byte == b'\n').enumerate() {
         let number = index.saturating_add(1);
         let at = || format!("line {number} of {shown}");
@@ -112,20 +127,19 @@ fn steps(args: &EditArgs, script: &[u8], shown: &str) -> anyhow::Result<Result<V
             Ok(cli) => cli,
             Err(status) => {
                 crate::common::warn(&format!("{} is not a command line of ubtrfs; nothing was changed", at()));
-                return Ok(Err(status));
+                return Err(Stop::Usage(status));
             }
         };
         if !is_atomic(&command) {
-            bail!(
+            return Err(Stop::Failed(anyhow!(
                 "{}: '{name}' cannot be part of an edit, only commands on files can, such as cp, import, mkdir, rm, mv, ln, chmod \
                  and chown; nothing was changed",
                 at()
-            );
+            )));
         }
-        let text = std::ffi::OsStr::from_bytes(line.trim_ascii()).shown();
-        steps.push(Step { number, text, command });
+        visit(number, line, command)?;
     }
-    Ok(Ok(steps))
+    Ok(())
 }
 
 /// Whether a command does all its changes in the running transaction.

@@ -40,8 +40,10 @@ pub(crate) fn run_shell(args: &ShellArgs) -> anyhow::Result<ExitCode> {
 
 fn run_lines(place: &mut ScriptPlace) -> anyhow::Result<ExitCode> {
     let mut status = ExitCode::SUCCESS;
-    for line in std::io::stdin().lock().split(b'\n') {
-        match run_line(place, &line.context("cannot read standard input")?) {
+    let mut line = Vec::new();
+    // Standard input is locked only for the line, because a command may read what follows, such as `import -`.
+    while std::io::stdin().lock().read_until(b'\n', &mut line).context("cannot read standard input")? > 0 {
+        match run_line(place, &std::mem::take(&mut line)) {
             LineOutcome::Exit => break,
             LineOutcome::Ran(ran) => status = ran,
             LineOutcome::Nothing => {}
