@@ -37,6 +37,14 @@ pub enum Access {
 /// An image file or block device.
 #[derive(Debug)]
 pub struct FileDevice {
+    // Fields are dropped in this order: the claims go before the lock of `file`, so that the next process that gets the
+    // lock finds no claim.
+    loop_watch: OnceLock<LoopWatch>,
+    /// The block device, opened exclusively, while this process holds the kernel's claim on it.
+    claim: Mutex<Option<File>>,
+    /// Files held open for their locks: for an image, the loop devices over it, so that the kernel cannot mount them;
+    /// for a block device, the files and devices that it is made of.
+    _held: Vec<File>,
     file: File,
     /// Direct I/O on the file, which large reads and writes use.
     direct: Direct,
@@ -54,14 +62,8 @@ pub struct FileDevice {
     is_found: bool,
     /// Whether a flush failed; then no later flush succeeds (I4 of the crate).
     flush_failed: AtomicBool,
-    /// The block device, opened exclusively, while this process holds the kernel's claim on it.
-    claim: Mutex<Option<File>>,
     /// Makes writes wait while another program may have claimed the device.
     writes: WriteGate,
-    /// Files held open for their locks: for an image, the loop devices over it, so that the kernel cannot mount them;
-    /// for a block device, the files and devices that it is made of.
-    _held: Vec<File>,
-    loop_watch: OnceLock<LoopWatch>,
 }
 
 impl FileDevice {

@@ -170,18 +170,18 @@ impl Watched {
             if self.held(|held| held.iter().any(|claim| claim.node == node)) {
                 continue;
             }
-            let event = match mounted::open_exclusive(&node) {
-                Ok(file) => {
-                    self.held(|held| {
-                        held.push(ClaimedLoop { name, node: node.clone(), since: Instant::now(), _file: file })
-                    });
-                    // The end of the watch may have emptied the list just before.
-                    if self.has_ended() {
-                        return self.held(Vec::clear);
-                    }
-                    Some(LoopEvent::Claimed(node.clone()))
-                }
-                Err(error) => event_of(&node, &error),
+            // The end of the watch waits for this lock, so that no claim comes after it.
+            let claimed = self.held(|held| {
+                (!self.has_ended()).then(|| {
+                    let file = mounted::open_exclusive(&node)?;
+                    held.push(ClaimedLoop { name, node: node.clone(), since: Instant::now(), _file: file });
+                    io::Result::Ok(())
+                })
+            });
+            let event = match claimed {
+                None => return,
+                Some(Ok(())) => Some(LoopEvent::Claimed(node.clone())),
+                Some(Err(error)) => event_of(&node, &error),
             };
             let Some(event) = event else {
                 self.has_open_question = true;

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::fs::FlockOperation;
 use ubtrfs_device::{Access, Device, FileDevice, OpenError, claim_block_device};
 
 /// Runs a command and returns its output, or `None` if the command failed.
@@ -77,6 +78,35 @@ fn a_mounted_image_and_its_loop_device_are_refused_until_unmounted() {
         let _claim = claim_block_device(Path::new(&node), rdev).unwrap();
         let refused = FileDevice::open(Path::new(path), Access::ReadWrite).unwrap_err();
         assert!(matches!(refused, OpenError::Mounted { at: None, .. }), "{refused}");
+    }
+    drop(cleanup);
+}
+
+/// The next process waits for the lock of the image, and then claims the loop devices at once.
+#[test]
+fn the_claims_of_loop_devices_go_before_the_lock_of_the_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    drop(FileDevice::create(&image, 16 << 20, true).unwrap());
+    let Some(node) = run("losetup", &["-f", "--show", &image.display().to_string()]) else {
+        eprintln!("SKIPPED: needs root and a free loop device");
+        assert!(std::env::var_os("CI").is_none(), "CI must be able to run this");
+        return;
+    };
+    let cleanup = Cleanup { mount: "", node: node.clone() };
+    let rdev = std::fs::metadata(&node).unwrap().rdev();
+    for _ in 0..100 {
+        let writer = FileDevice::open(&image, Access::ReadWrite).unwrap();
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| {
+                let file = std::fs::File::open(&image).unwrap();
+                while rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {}
+                claim_block_device(Path::new(&node), rdev)
+            });
+            std::thread::sleep(Duration::from_millis(2));
+            drop(writer);
+            next.join().unwrap().expect("no claim outlives the lock");
+        });
     }
     drop(cleanup);
 }

@@ -10,7 +10,7 @@
 //! | marks | a 128th of the rest | which inodes have no extended attributes |
 //! | subvolumes | a thirty-second of the rest | subvolumes that are not in use; their trees take a thirty-second of the engine's share, and both are at least about a MiB |
 //! | names | a thirty-second of the rest | hashes of the names of directories |
-//! | stream | a thirty-second of the total, at least [`STREAM_MIN`] and at most [`STREAM_MAX`] | each of two shares, which the running sends and receives divide. The first holds data that sends have read, and commands that wait in receives. The second holds directories that receives know, and the state that `--verify` expects |
+//! | stream | a thirty-second of the total, at least [`STREAM_MIN`] and at most [`STREAM_MAX`] | each of two shares, which the running sends and receives divide. The first holds data that sends have read, and commands that wait in receives. The second holds directories that receives know, the state that `--verify` expects, and the parts of extents that sends remember as clone sources |
 //!
 //! The remainder is for memory that a commit holds until it has written everything: copied nodes, delayed
 //! refs, batches.

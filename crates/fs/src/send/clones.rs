@@ -1,7 +1,8 @@
 //! [`Clones`]: finds files from which the receiver can clone a part of an extent: files of the parent and of clone
 //! sources, and files that were sent earlier in this stream.
 //!
-//! One map holds the parts that were sent, by address of the extent. References from other subvolumes come from the
+//! [`SentParts`] holds the parts that were sent, by address of the extent, within this send's part of the memory for
+//! streams. References from other subvolumes come from the
 //! extent tree, for a window of extents at a time and in the order of their addresses. Each reference is then verified
 //! in the subvolume's own tree, because snapshots share leaves and thereby references.
 //!
@@ -22,6 +23,7 @@ use ubtrfs_format::{Generation, Key, KeyType, Logical};
 use ubtrfs_transaction::UseHint;
 use uuid::Uuid;
 
+use super::sent_parts::{SentPart, SentParts};
 use super::tree::{SentTree, is_regular};
 use crate::Fs;
 use crate::error::Result;
@@ -65,17 +67,6 @@ pub(super) enum FoundClone {
     Nothing(u64),
 }
 
-/// A range of a file that was sent.
-#[derive(Clone, Copy, Debug)]
-struct SentPart {
-    ino: u64,
-    at: u64,
-    offset: u64,
-    len: u64,
-    /// Whether the range ends at the end of the file.
-    is_end: bool,
-}
-
 /// A subvolume that the receiver has.
 #[derive(Debug)]
 struct CloneRoot<'t> {
@@ -89,7 +80,7 @@ struct CloneRoot<'t> {
 #[derive(Debug)]
 pub(super) struct Clones<'t> {
     fs: &'t Fs,
-    sent: HashMap<u64, Vec<SentPart>>,
+    sent: SentParts,
     roots: Vec<CloneRoot<'t>>,
     /// References to the extents of the current window.
     hints: HashMap<u64, Vec<UseHint>>,
@@ -107,7 +98,7 @@ impl<'t> Clones<'t> {
             ctransid: tree.item().ctransid.0,
         };
         let sector = u64::from(fs.geometry.sectorsize);
-        Self { fs, sent: HashMap::new(), roots: roots.map(root).collect(), hints: HashMap::new(), own, sector }
+        Self { fs, sent: SentParts::default(), roots: roots.map(root).collect(), hints: HashMap::new(), own, sector }
     }
 
     /// The tree that is sent.
@@ -135,7 +126,7 @@ impl<'t> Clones<'t> {
     /// Finds a source for the first bytes of a part.
     pub(super) fn find(&self, wanted: &WantedClone) -> Result<FoundClone> {
         let mut nothing = wanted.len;
-        for part in self.sent.get(&wanted.bytenr.0).into_iter().flatten() {
+        for part in self.sent.of(wanted.bytenr.0) {
             match wanted.offset.checked_sub(part.offset) {
                 None => nothing = nothing.min(part.offset - wanted.offset),
                 Some(inside) if inside < part.len && (part.ino, part.at + inside) == (wanted.ino, wanted.at) => {
@@ -211,28 +202,11 @@ impl<'t> Clones<'t> {
 
     /// Notes a part of a file that has been sent to the receiver (C1).
     pub(super) fn sent(&mut self, part: &WantedClone) {
-        let is_full = self.sent.len() >= SENT_MAX;
-        if is_full && !self.sent.contains_key(&part.bytenr.0) {
-            return;
-        }
-        let parts = self.sent.entry(part.bytenr.0).or_default();
         let is_end = part.at + part.len == part.size;
-        if let Some(last) = parts.last_mut()
-            && last.ino == part.ino
-            && last.at + last.len == part.at
-            && last.offset + last.len == part.offset
-        {
-            last.len += part.len;
-            last.is_end = is_end;
-        } else if parts.len() < PARTS_MAX {
-            parts.push(SentPart { ino: part.ino, at: part.at, offset: part.offset, len: part.len, is_end });
-        }
+        let sent = SentPart { ino: part.ino, at: part.at, offset: part.offset, len: part.len, is_end };
+        self.sent.note(part.bytenr.0, sent, self.fs.streams.part_bytes());
     }
 }
 
 /// Maximum number of references that are examined for an extent.
 const HINTS_MAX: usize = 64;
-/// Maximum number of remembered extents, which take some hundred bytes each.
-const SENT_MAX: usize = 1 << 20;
-/// Maximum number of remembered parts of an extent.
-const PARTS_MAX: usize = 64;

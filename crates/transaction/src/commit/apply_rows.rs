@@ -61,9 +61,10 @@ impl Engine {
     /// Whether a flush should apply rows and leave the names delayed, instead of committing. `nr_refs` is the number of
     /// delayed refs of earlier applies.
     fn rows_are_worth_an_apply(&self, nr_refs: usize) -> bool {
-        let waiting = (nr_refs.saturating_add(self.ledger.nr_put()) as u64).saturating_mul(WAITING_BYTES);
+        let nr_known = nr_refs.saturating_add(self.ledger.nr_put()) as u64;
+        let waiting = nr_known.saturating_mul(WAITING_BYTES).max(self.waiting_bytes());
         let trees = (self.running.nr_listed() as u64).saturating_mul(self.changed_tree_bytes());
-        waiting.saturating_add(trees) < self.options.memory_part(WAITING_PART)
+        waiting.saturating_add(trees) < self.options.memory_part(WAITING_START)
             && self.admission.load.name_memory_bytes() < self.options.memory_part(NAMES_PART)
             && self.admission.load.row_memory_bytes() >= self.options.memory_part(ROWS_PART) / 2
             && !self.tree_log.was_used_lately(self.generation())
@@ -97,9 +98,9 @@ impl Engine {
 
 /// Memory of delayed refs, data extents and checksums at which a flush becomes a commit, because only a commit frees
 /// this memory (I4).
-const WAITING_PART: MemoryPart = (8, 16);
+pub(crate) const WAITING_START: MemoryPart = (6, 16);
 /// Estimated memory of a delayed ref, or of a data extent with its checksums in the ledger, until its commit ends.
-const WAITING_BYTES: u64 = 256;
+pub(crate) const WAITING_BYTES: u64 = 256;
 /// Memory of names at which a flush becomes a commit.
 pub(crate) const NAMES_PART: MemoryPart = (7, 16);
 /// Memory of rows at which a flush begins, if fsync is not in use.

@@ -42,9 +42,34 @@ impl Engine {
     pub fn check_not_held(&self) -> Result<()> {
         self.commit_state.check_not_held()
     }
+}
 
-    /// Commits to free space. Does nothing while commits are held back (H2).
-    pub fn commit_to_reclaim(&self) -> Result<()> {
-        if self.holds_commits() { Ok(()) } else { self.commit() }
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use ubtrfs_device::MemoryDevice;
+
+    use super::*;
+    use crate::EngineOptions;
+
+    #[test]
+    fn h2_reclaim_that_waited_for_the_lock_does_not_fail_when_commits_are_held_back_meanwhile() {
+        let device = Arc::new(MemoryDevice::new(256 << 20));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
+        let engine = Engine::open(vec![device], EngineOptions::default()).expect("opened");
+        std::thread::scope(|scope| {
+            let work = engine.commit_state.lock();
+            let reclaims = scope.spawn(|| engine.commit_to_reclaim());
+            // Let the thread reach the lock.
+            std::thread::sleep(Duration::from_millis(200));
+            engine.commit_state.is_held.store(true, Ordering::Release);
+            drop(work);
+            reclaims.join().expect("no panic").expect("reclaim does nothing");
+        });
+        engine.commit().expect_err("commits are held back");
+        engine.release_commits();
+        engine.commit_to_reclaim().expect("it commits");
     }
 }

@@ -52,12 +52,31 @@ impl Engine {
         let wanted = self.running.transid();
         let mut work = self.commit_state.lock();
         self.check_not_held()?;
+        self.commit_through(wanted, &mut work)
+    }
+
+    /// Commits to free space, as [`Engine::commit`] does. Does nothing while commits are held back (H2 of
+    /// `commit::held`).
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::commit`].
+    pub fn commit_to_reclaim(&self) -> Result<()> {
+        self.abort_state.check_not_aborted()?;
+        let wanted = self.running.transid();
+        let mut work = self.commit_state.lock();
+        // Another thread may have begun to hold commits back while this thread waited for the lock.
+        if self.holds_commits() { Ok(()) } else { self.commit_through(wanted, &mut work) }
+    }
+
+    /// Commits the transaction `wanted` and all earlier ones, unless that is done.
+    fn commit_through(&self, wanted: Generation, work: &mut CommitWork) -> Result<()> {
         if self.commit_state.committed() < wanted {
-            self.commit_changes(&mut work)?;
+            self.commit_changes(work)?;
         }
         // C4 of volumes::commit_super: after a device was kicked, one commit promises nothing.
         while self.read_only().is_none() && self.volumes.needs_full_commit() {
-            self.commit_changes(&mut work)?;
+            self.commit_changes(work)?;
         }
         self.abort_state.check_not_aborted()
     }

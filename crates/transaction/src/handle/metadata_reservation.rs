@@ -181,6 +181,7 @@ impl Engine {
         load.frozen_need
             .store(load.active().need(&self.metadata_use(&info, ReservationPurpose::Change)), Ordering::Relaxed);
         load.frozen_memory.store(load.memory_bytes(), Ordering::Relaxed);
+        load.nr_frozen_extent_changes.store(load.nr_extent_changes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         load.rows.reset();
         load.names.reset();
         load.asked_for_commit.store(false, Ordering::Relaxed);
@@ -208,6 +209,7 @@ impl Engine {
     /// Notes that the frozen items are in the trees' nodes, and that the accounting trees record these nodes.
     pub(crate) fn end_frozen_load(&self) {
         self.admission.load.frozen_need.store(0, Ordering::Relaxed);
+        self.admission.load.nr_frozen_extent_changes.store(0, Ordering::Relaxed);
     }
 
     /// Notes that the frozen rows are in nodes, and that the apply added delayed refs of `nr_nodes` extents, most of

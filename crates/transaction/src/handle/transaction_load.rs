@@ -30,6 +30,11 @@ pub(crate) struct TransactionLoad {
     /// Number of reservations of snapshots that are granted and not dropped yet, or whose grant is being decided.
     pub(super) nr_snapshots: AtomicU64,
     pub(super) shares: PerThread<Mutex<LoadShare>>,
+    /// Number of changes of file extent items since the last commit. The commit needs memory for each: a delayed ref, and
+    /// a data extent or freed space.
+    pub(super) nr_extent_changes: AtomicU64,
+    /// The number of such changes in the running commit.
+    pub(super) nr_frozen_extent_changes: AtomicU64,
     /// Bytes of checksums that the commit will insert.
     pub(super) csum_bytes: AtomicU64,
     /// Bytes that the running commit, or the running apply of rows, needs for the frozen items.
@@ -76,6 +81,8 @@ pub(super) struct LoadShare {
 pub(crate) struct HandleLoad {
     pub(super) rows: HandleCounts,
     pub(super) names: HandleCounts,
+    /// Number of changes of file extent items.
+    pub(super) nr_extent_changes: u64,
 }
 
 /// Counts of one handle's changes of one kind of delayed item; see [`ChangeCounts`].
@@ -163,6 +170,7 @@ impl TransactionLoad {
         // (I1).
         self.rows.add(&load.rows);
         self.names.add(&load.names);
+        self.nr_extent_changes.fetch_add(load.nr_extent_changes, Ordering::Relaxed);
         let before = self.nr_reserved.fetch_sub(nr_ended, Ordering::Relaxed);
         assert!(before >= nr_ended, "I1: {nr_ended} changes end of {before} that are reserved");
         nr_ended > 0
@@ -207,6 +215,16 @@ impl TransactionLoad {
     /// Memory of the frozen items, in bytes.
     pub(crate) fn frozen_memory_bytes(&self) -> u64 {
         self.frozen_memory.load(Ordering::Relaxed)
+    }
+
+    /// Number of changes of file extent items since the last commit.
+    pub(crate) fn nr_extent_changes(&self) -> u64 {
+        self.nr_extent_changes.load(Ordering::Relaxed)
+    }
+
+    /// Number of changes of file extent items in the running commit.
+    pub(crate) fn nr_frozen_extent_changes(&self) -> u64 {
+        self.nr_frozen_extent_changes.load(Ordering::Relaxed)
     }
 
     /// Notes that the frozen items have left memory.
@@ -284,6 +302,7 @@ impl HandleLoad {
         counts.item_bytes += item_bytes;
         counts.memory_bytes += growth.memory_bytes as i64;
         let is_extent = item_type == KeyType::EXTENT_DATA;
+        self.nr_extent_changes += u64::from(is_extent);
         counts.nr_changes += u64::from(item_bytes > 0) + if is_extent { EXTRA_CHANGES_PER_EXTENT } else { 0 };
     }
 
@@ -299,6 +318,7 @@ impl HandleLoad {
     pub(super) fn add_load(&mut self, other: &Self) {
         self.rows.add(&other.rows);
         self.names.add(&other.names);
+        self.nr_extent_changes = self.nr_extent_changes.saturating_add(other.nr_extent_changes);
     }
 }
 

@@ -22,12 +22,16 @@
 //!   of operations that are under way or not counted yet ([`crate::handle::metadata_reservation`]).
 //! - I3. Each changed tree counts, with one node, from its first change on: a transaction may change thousands of small
 //!   subvolumes.
+//! - I4. A small delayed item can cause much memory in a commit: the removal of a file extent item takes a few bytes, and
+//!   its commit makes a delayed ref, frees space and removes checksums. So the changes of file extent items since the
+//!   last commit are limited, too, together with those of the running commit ([`WAITING_PART`]). While commits are held
+//!   back, they are not.
 
 use std::time::{Duration, Instant};
 
 use ubtrfs_error::Result;
 
-use crate::commit::apply_rows::{NAMES_PART, ROWS_PART};
+use crate::commit::apply_rows::{NAMES_PART, ROWS_PART, WAITING_BYTES, WAITING_START};
 use crate::engine::{BackgroundWork, Engine, MemoryPart};
 
 impl Engine {
@@ -38,7 +42,15 @@ impl Engine {
         reason = "bytes of memory; both `bytes` and `limit` are at least `paced_from`"
     )]
     pub(crate) fn limit_delayed_items(&self) -> Result<()> {
-        let bytes = self.admission.load.memory_bytes();
+        let (bytes, waiting) = (self.admission.load.memory_bytes(), self.waiting_bytes());
+        if waiting >= self.memory_part(WAITING_FREE) && !self.holds_commits() {
+            if waiting >= self.memory_part(WAITING_START) {
+                self.request(BackgroundWork::FlushDelayedItems);
+            }
+            if waiting >= self.waiting_limit() {
+                return self.wait_for_room();
+            }
+        }
         if bytes < self.memory_part(FREE_PART) {
             return Ok(());
         }
@@ -64,6 +76,18 @@ impl Engine {
         rest.clamp(self.memory_part(FREE_PART).saturating_mul(2), self.memory_part(LIMIT_PART))
     }
 
+    /// Memory that the next commit needs for the changes of file extent items so far (I4).
+    pub(crate) fn waiting_bytes(&self) -> u64 {
+        self.admission.load.nr_extent_changes().saturating_mul(WAITING_BYTES)
+    }
+
+    /// The current limit of [`Self::waiting_bytes`] (I4).
+    fn waiting_limit(&self) -> u64 {
+        let frozen = self.admission.load.nr_frozen_extent_changes().saturating_mul(WAITING_BYTES);
+        let rest = self.memory_part(WAITING_PART).saturating_sub(frozen);
+        rest.max(self.memory_part(WAITING_FREE))
+    }
+
     fn memory_part(&self, part: MemoryPart) -> u64 {
         self.options.memory_part(part)
     }
@@ -87,7 +111,8 @@ impl Engine {
         let mut idle_since = None;
         loop {
             let seen = throttle.stages.current();
-            if self.admission.load.memory_bytes() < self.active_limit() {
+            let is_waiting_low = self.waiting_bytes() < self.waiting_limit() || self.holds_commits();
+            if is_waiting_low && self.admission.load.memory_bytes() < self.active_limit() {
                 return Ok(());
             }
             self.check_writable()?;
@@ -114,3 +139,58 @@ const START_PART: MemoryPart = (5, 16);
 const ROWS_START_MAX: MemoryPart = (8, 16);
 /// Memory of active items below which writers are not slowed.
 const FREE_PART: MemoryPart = (1, 16);
+/// Maximum memory that commits need for changes of file extent items, those of the active transaction and of the running
+/// commit together (I4).
+const WAITING_PART: MemoryPart = (8, 16);
+/// Such memory of the active transaction below which writers are not slowed.
+const WAITING_FREE: MemoryPart = (2, 16);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ubtrfs_device::MemoryDevice;
+    use ubtrfs_format::{Key, KeyType, RootId};
+
+    use super::*;
+    use crate::EngineOptions;
+
+    /// Removes file extent items in many operations. No item is there, so only the changes count.
+    fn remove_extent_items(engine: &Engine, nr: u64) {
+        let tree = engine.own_tree(RootId::FS_TREE).expect("there");
+        for number in 0..nr {
+            let handle = engine.begin(engine.reserve(16).expect("room"));
+            handle.delete(&tree, Key::new(300, KeyType::EXTENT_DATA, number << 12));
+            drop(handle);
+            // Adds the counts of this thread.
+            engine.admission.load.nr_reserved();
+            let waiting = engine.waiting_bytes();
+            assert!(engine.holds_commits() || waiting <= engine.memory_part(WAITING_PART) + WAITING_BYTES, "{waiting}");
+        }
+    }
+
+    fn engine() -> Arc<Engine> {
+        let device = Arc::new(MemoryDevice::new(256 << 20));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
+        Engine::open(vec![device], EngineOptions { memory_bytes: 2 << 20, ..EngineOptions::default() }).expect("opened")
+    }
+
+    #[test]
+    fn i4_changes_of_file_extent_items_are_limited_by_what_their_commit_needs() {
+        let engine = engine();
+        let before = engine.generation();
+        remove_extent_items(&engine, 20_000);
+        assert!(engine.generation() > before, "there were commits");
+    }
+
+    #[test]
+    fn i4_changes_of_file_extent_items_are_not_limited_while_commits_are_held_back() {
+        let engine = engine();
+        engine.hold_commits().expect("held");
+        let before = engine.generation();
+        remove_extent_items(&engine, 10_000);
+        assert_eq!(engine.generation(), before);
+        engine.release_commits();
+        engine.commit().expect("committed");
+    }
+}
