@@ -7,9 +7,10 @@
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use ubtrfs_device::IoPriority;
 use ubtrfs_format::DevId;
 use ubtrfs_format::print::escaped;
-use ubtrfs_fs::{Damage, ScrubCounts, ScrubReport, ScrubStart};
+use ubtrfs_fs::{Damage, ScrubCounts, ScrubEnd, ScrubReport, ScrubStart};
 
 use crate::execute::CommandContext;
 use crate::failure::{CommandFailure, Result};
@@ -43,6 +44,9 @@ pub struct StartScrub {
     pub read_only: bool,
     /// The highest rate of each device in bytes per second; 0 means no limit.
     pub limit: u64,
+    /// The class and the level of the I/O priority, with the numbers of `ioprio_set(2)`; `None` leaves it as it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io_priority: Option<(u8, u8)>,
 }
 
 /// The result of a command on the scrub.
@@ -93,7 +97,7 @@ pub struct Counts {
     pub last_physical: u64,
 }
 
-/// A device that is being scrubbed.
+/// A device of a running scrub.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubProgress {
     /// The device id.
@@ -102,6 +106,21 @@ pub struct ScrubProgress {
     pub counts: Counts,
     /// The highest rate in bytes per second; 0 means no limit.
     pub limit: u64,
+    /// The end of the scrub of this device; `None` while it runs. A device may end long before the others.
+    #[serde(default)]
+    pub end: Option<ScrubOutcome>,
+}
+
+/// How the scrub of a device ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScrubOutcome {
+    /// Everything was checked.
+    Finished,
+    /// It was cancelled.
+    Cancelled,
+    /// It stopped for this reason.
+    Failed(String),
 }
 
 /// The result of a scrub.
@@ -163,6 +182,7 @@ pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<
                 devid: status.devid.0,
                 counts: status.counts.into(),
                 limit: status.limit,
+                end: status.end.map(ScrubOutcome::from),
             });
             Ok(Response::Status(running.collect()))
         }
@@ -188,9 +208,12 @@ fn scrub(context: &CommandContext<'_>, start: &StartScrub) -> Result<ScrubReport
         );
         return Err(CommandFailure::new(Errno::NODEV, text));
     }
+    let no_priority = || CommandFailure::new(Errno::INVAL, "there is no such class or level of I/O priorities");
+    let of_numbers = |(class, level)| IoPriority::new(class, level).ok_or_else(no_priority);
+    let io_priority = start.io_priority.map(of_numbers).transpose()?;
     let starts: Vec<ScrubStart> = chosen
         .iter()
-        .map(|&(devid, from)| ScrubStart { devid: DevId(devid), start: from, limit: start.limit })
+        .map(|&(devid, from)| ScrubStart { devid: DevId(devid), start: from, limit: start.limit, io_priority })
         .collect();
     Ok(report(fs.scrub(&starts, !start.read_only, context.job)?))
 }
@@ -212,6 +235,16 @@ fn report(report: ScrubReport) -> ScrubReportMessage {
         files: files.collect(),
         repaired_blocks: report.blocks.repaired_bytes,
         lost_blocks: report.blocks.lost_bytes,
+    }
+}
+
+impl From<ScrubEnd> for ScrubOutcome {
+    fn from(end: ScrubEnd) -> Self {
+        match end {
+            ScrubEnd::Finished => Self::Finished,
+            ScrubEnd::Cancelled => Self::Cancelled,
+            ScrubEnd::Failed(reason) => Self::Failed(reason),
+        }
     }
 }
 

@@ -29,6 +29,7 @@ mod discard;
 mod exclusive_use;
 mod file;
 mod fuse_ring;
+mod io_priority;
 mod io_ring;
 mod loop_watch;
 mod members;
@@ -47,6 +48,7 @@ pub use aligned_buf::AlignedBuf;
 pub use exclusive_use::{claim_block_device, lock_order, refuse_in_use};
 pub use file::{Access, FileDevice};
 pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, fuse_rings_are_off, has_fuse_rings};
+pub use io_priority::IoPriority;
 pub use loop_watch::{LoopEvent, LoopWatch, TellLoopEvent};
 pub use members::{
     DeviceOfOther, FoundMembers, MissedChanges, PossibleSeed, ambiguous_seeds, block_devices, find_members, is_seed,

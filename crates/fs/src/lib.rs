@@ -47,7 +47,9 @@ pub use balance::run::{BalanceFailure, BalanceReport};
 pub use balance::state::{BalanceCounts, BalanceStatus};
 pub use compression::decompress;
 pub use devices::replace::{REPLACE_RUNS, ReplaceReport, ReplaceStatus};
-pub use devices::scrub::{Damage, FILES_MAX, FileDamages, ScrubReport, ScrubStart, ScrubStatus, ScrubbedDevice};
+pub use devices::scrub::{
+    Damage, FILES_MAX, FileDamages, ScrubEnd, ScrubReport, ScrubStart, ScrubStatus, ScrubbedDevice,
+};
 pub use devices::space::{DeviceShare, DeviceUsage, GroupUsage, SpaceUsage};
 pub use error::{Error, Result};
 pub use file::defragment::Defragment;

@@ -1,9 +1,10 @@
 //! Runs power cuts of arrays with lost, stale and noisy devices: records `--seeds` runs of threads, and cuts the power at
 //! `--cuts` points of each. With `--bed devices`, devices also join, leave and are replaced, and replacements that a cut
-//! has interrupted go on, by us or by Linux. With `--bed members`, a device of an array fails in
+//! has interrupted go on, by us or by Linux. With `--bed events`, block groups are also converted, devices are resized and
+//! scrubbed, and parts of a device are overwritten with noise; interrupted conversions go on too. With `--bed members`, a device of an array fails in
 //! each run instead, and returns stale.
 //!
-//! `cargo run --release -p ubtrfs-testkit --example array_cuts -- [--bed cuts|devices|members] [--seeds 100] [--cuts 200]
+//! `cargo run --release -p ubtrfs-testkit --example array_cuts -- [--bed cuts|devices|events|members] [--seeds 100] [--cuts 200]
 //! [--from 1] [--linux 300] [--threads 2] [--seconds N] [--keep DIR]`
 //!
 //! With `--linux N`, Linux mounts N of the cuts, degraded if a device is lost, and `btrfs check` checks them. The exit
@@ -36,6 +37,8 @@ fn main() -> ExitCode {
     };
     let is_members = after("--bed").is_some_and(|bed| bed == "members");
     let is_changing = after("--bed").is_some_and(|bed| bed == "devices");
+    let is_eventful = after("--bed").is_some_and(|bed| bed == "events");
+    let (converted, converted_by_linux) = (AtomicU64::new(0), AtomicU64::new(0));
     let hit = AtomicU64::new(0);
     let (resumed, resumed_by_linux) = (AtomicU64::new(0), AtomicU64::new(0));
     let run_members = |seed: u64| match MemberFaults::run(seed) {
@@ -51,7 +54,11 @@ fn main() -> ExitCode {
         if is_members {
             return run_members(seed);
         }
-        let recorded = if is_changing { ArrayCuts::record_changing(seed) } else { ArrayCuts::record(seed) };
+        let recorded = match (is_changing, is_eventful) {
+            (true, _) => ArrayCuts::record_changing(seed),
+            (_, true) => ArrayCuts::record_eventful(seed),
+            _ => ArrayCuts::record(seed),
+        };
         let run = match recorded {
             Ok(Some(run)) => run,
             Ok(None) => return fail(format!("seed {seed}: arrays can only be read")),
@@ -66,8 +73,8 @@ fn main() -> ExitCode {
             let result = run.verify(&cut).and_then(|found| {
                 if (index * cuts + number as u64).is_multiple_of(every) {
                     let dir = tempfile::tempdir()?;
-                    run.verify_by_linux(&cut, &found, dir.path())?;
-                    judged.fetch_add(1, Ordering::Relaxed);
+                    let is_judged = run.verify_by_linux(&cut, &found, dir.path())?;
+                    judged.fetch_add(is_judged.into(), Ordering::Relaxed);
                 }
                 Ok(())
             });
@@ -87,6 +94,9 @@ fn main() -> ExitCode {
         let (ours, by_linux) = run.nr_resumed();
         resumed.fetch_add(ours, Ordering::Relaxed);
         resumed_by_linux.fetch_add(by_linux, Ordering::Relaxed);
+        let (conversions, conversions_by_linux) = run.nr_converted();
+        converted.fetch_add(conversions, Ordering::Relaxed);
+        converted_by_linux.fetch_add(conversions_by_linux, Ordering::Relaxed);
         println!(
             "seed {seed}: {promises} promises, {flushes} flushes, {events} events, {cuts} cuts in {:.1} s, {nr_bad} bad, \
              {ours} replacements resumed: {}",
@@ -117,11 +127,14 @@ fn main() -> ExitCode {
         return if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     println!(
-        "{} cuts, {} of them judged by Linux, {failures} failures; {} replacements went on, {} of them by Linux",
+        "{} cuts, {} of them judged by Linux, {failures} failures; {} replacements went on, {} of them by Linux; \
+         {} conversions went on, {} of them by Linux",
         done.into_inner(),
         judged.into_inner(),
         resumed.load(Ordering::Relaxed) + resumed_by_linux.load(Ordering::Relaxed),
-        resumed_by_linux.load(Ordering::Relaxed)
+        resumed_by_linux.load(Ordering::Relaxed),
+        converted.load(Ordering::Relaxed) + converted_by_linux.load(Ordering::Relaxed),
+        converted_by_linux.load(Ordering::Relaxed)
     );
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

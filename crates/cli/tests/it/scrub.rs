@@ -1,6 +1,7 @@
 //! Tests `scrub` on images and mounts: what it finds is what Linux finds, what it repairs satisfies Linux, and an
 //! interrupted scrub goes on.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
@@ -10,7 +11,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run};
 
-use crate::common::{ok, text, ubtrfs};
+use crate::common::{ok, refused, server_of, text, ubtrfs};
 
 const MIB: usize = 1 << 20;
 
@@ -167,6 +168,43 @@ fn a_scrub_in_the_background_is_shown_cancelled_and_resumed() {
     ok(ubtrfs(["scrub", "cancel", &at]));
     drop(mount);
     btrfs_check(image.path()).unwrap();
+}
+
+/// The I/O priorities of the threads of a process, as `ionice` prints them.
+fn priorities(pid: u32) -> BTreeSet<String> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let of_thread = |thread: fs::DirEntry| {
+        let output = Command::new("ionice").arg("-p").arg(thread.file_name()).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    threads.map(of_thread).collect()
+}
+
+#[test]
+fn the_threads_of_a_scrub_have_the_given_io_priority() {
+    if !capability::kernel_oracle() || !capability::fuse() || !capability::program("ionice") {
+        return;
+    }
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().join("mount");
+    for sandbox in ["--no-sandbox", "--sandbox"] {
+        fs::create_dir_all(&at).unwrap();
+        ok(ubtrfs(["mount", sandbox, &text(image.path()), &text(&at)]));
+        let mount = Mounted(at.clone());
+        fs::write(at.join("file"), vec![7; 50 * MIB]).unwrap();
+        ok(ubtrfs(["sync", &text(&at)]));
+        for (options, expected) in [(&["-c", "2", "-n", "6"][..], "best-effort: prio 6"), (&["-c3"], "idle")] {
+            let place = text(&at);
+            ok(ubtrfs([&["scrub", "start", "--limit=1M"], options, &[&place]].concat()));
+            let found = priorities(server_of(&at));
+            assert!(found.contains(expected) && found.len() > 1, "{sandbox}: {found:?}");
+            ok(ubtrfs(["scrub", "cancel", &text(&at)]));
+        }
+        drop(mount);
+    }
+    refused(&ubtrfs(["scrub", "start", "-B", "-c", "4", &text(image.path())]), &["0..=3"]);
+    refused(&ubtrfs(["scrub", "start", "-B", "-c", "0", "-n", "3", &text(image.path())]), &["I/O priority", "-c, -n"]);
 }
 
 #[test]

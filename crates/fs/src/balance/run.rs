@@ -1,7 +1,8 @@
 //! Running a balance: start, resume, pause, cancel.
 //!
 //! Block groups are taken from the highest address down, as Linux does, so the balance does not reach the new groups
-//! that it makes, which have higher addresses. Each group is emptied
+//! that it makes, which have higher addresses. A conversion takes metadata and system block groups first, because on a
+//! nearly full filesystem, data would leave no room for them. Each group is emptied
 //! ([`Engine::relocate_block_group`](ubtrfs_transaction::Engine::relocate_block_group)). If only the group's place or
 //! profile changes, or if the group is nearly full, so that emptying it would gain nothing, its chunk is copied instead
 //! ([`Engine::migrate_chunk`](ubtrfs_transaction::Engine::migrate_chunk)).
@@ -13,6 +14,8 @@
 //!   profile ([`Engine::set_conversion`](ubtrfs_transaction::Engine::set_conversion)). The conversion ends when every
 //!   block group that its filters select has the target profile, could not be moved, or is beyond the filters' limit on
 //!   the number of block groups.
+//! - I3. A block group for which a conversion finds no space is tried again after other groups have moved, because they
+//!   free their old places.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -47,6 +50,14 @@ pub struct BalanceFailure {
     pub reason: String,
     /// The files that use the extent: subvolume, inode, and a path from the top level if the file has one.
     pub files: Vec<(InodeId, Option<Vec<u8>>)>,
+}
+
+/// What became of a block group that was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GroupOutcome {
+    Moved,
+    WithoutSpace,
+    Unchanged,
 }
 
 impl Fs {
@@ -259,15 +270,19 @@ impl Fs {
             counts.considered = (self.block_groups().len() as u64).saturating_sub(counts.expected);
         });
         let mut settled = BTreeSet::new();
+        // Block groups for which there was no space, and whether any group has moved since the last attempt (I3).
+        let (mut without_space, mut has_moved) = (Vec::new(), false);
         let (mut nr_waits, mut may_wait) = (0, true);
         loop {
             let (mut busy, mut awaited) = (Vec::new(), Vec::new());
             for group in chosen {
                 job.check()?;
                 match self.balance_chosen(item, group, job, report) {
-                    Ok(()) => {
+                    Ok(outcome) => {
                         settled.insert(group);
                         self.balance.count(|counts| counts.considered += 1);
+                        has_moved |= outcome == GroupOutcome::Moved;
+                        without_space.extend((outcome == GroupOutcome::WithoutSpace).then_some(group));
                     }
                     Err(Error::Engine(EngineError::BlockGroupBusy { start, .. })) if may_wait => {
                         busy.push(group);
@@ -285,28 +300,52 @@ impl Fs {
             let added = self.choose_unconverted(item, |group| settled.contains(&group) || busy.contains(&group));
             self.balance.count(|counts| counts.expected += added.len() as u64);
             chosen = busy.into_iter().chain(added).collect();
+            if chosen.is_empty() && std::mem::take(&mut has_moved) {
+                let (tried, left): (Vec<Logical>, Vec<Logical>) =
+                    std::mem::take(&mut without_space).into_iter().partition(|group| self.is_converted(item, *group));
+                without_space = left;
+                self.balance.count(|counts| {
+                    let nr = tried.len() as u64;
+                    counts.considered = counts.considered.saturating_sub(nr);
+                    counts.failed = counts.failed.saturating_sub(nr);
+                    counts.without_space = counts.without_space.saturating_sub(nr);
+                });
+                chosen = tried;
+            }
             if chosen.is_empty() {
                 return Ok(());
             }
         }
     }
 
+    /// Whether the filters convert the block group at this address.
+    fn is_converted(&self, item: &BalanceItem, start: Logical) -> bool {
+        let group = self.engine.block_group(start);
+        group.and_then(|group| args_for(item, group.flags)).and_then(target_of).is_some()
+    }
+
     /// Balances a block group that was chosen, unless it has changed since then.
     #[allow(clippy::arithmetic_side_effects, reason = "counts of block groups and of waits")]
-    fn balance_chosen(&self, item: &BalanceItem, start: Logical, job: &Job, report: &mut BalanceReport) -> Result<()> {
+    fn balance_chosen(
+        &self,
+        item: &BalanceItem,
+        start: Logical,
+        job: &Job,
+        report: &mut BalanceReport,
+    ) -> Result<GroupOutcome> {
         let find = || self.engine.block_group(start);
         // The group may have been removed because it was empty.
-        let Some(group) = find() else { return Ok(()) };
-        let Some(args) = args_for(item, group.flags) else { return Ok(()) };
+        let Some(group) = find() else { return Ok(GroupOutcome::Unchanged) };
+        let Some(args) = args_for(item, group.flags) else { return Ok(GroupOutcome::Unchanged) };
         let target = target_of(args);
         if target.is_some_and(|target| profile_of(target) == profile_of(group.flags))
             && args.filters().contains(BalanceFilters::SOFT)
         {
-            return Ok(());
+            return Ok(GroupOutcome::Unchanged);
         }
         // Extents of other block groups may have moved into this one since it was chosen.
         if !has_usage(args, &group) {
-            return Ok(());
+            return Ok(GroupOutcome::Unchanged);
         }
         let counts = self.balance.counts();
         let nr_done = counts.completed.saturating_add(counts.failed);
@@ -322,6 +361,7 @@ impl Fs {
                     counts.failed += u64::from(failed);
                     counts.completed += u64::from(!failed);
                 });
+                Ok(if failed { GroupOutcome::Unchanged } else { GroupOutcome::Moved })
             }
             // As in Linux, the balance continues with the other block groups.
             Err(Error::Engine(EngineError::NoSpace)) => {
@@ -330,14 +370,14 @@ impl Fs {
                     counts.failed += 1;
                     counts.without_space += 1;
                 });
+                Ok(GroupOutcome::WithoutSpace)
             }
-            Err(Error::Engine(EngineError::Refused { .. })) if find().is_none() => {}
-            Err(error) => return Err(error),
+            Err(Error::Engine(EngineError::Refused { .. })) if find().is_none() => Ok(GroupOutcome::Unchanged),
+            Err(error) => Err(error),
         }
-        Ok(())
     }
 
-    /// The block groups that the filters select, from the highest address down.
+    /// The block groups that the filters select, from the highest address down. A conversion of metadata comes first.
     #[allow(clippy::arithmetic_side_effects, reason = "counts of block groups and of waits")]
     fn choose_groups(&self, item: &BalanceItem) -> Vec<Logical> {
         let mut chosen: Vec<(BlockGroup, &BalanceArgs)> = Vec::new();
@@ -347,6 +387,7 @@ impl Fs {
                 chosen.push((group, args));
             }
         }
+        chosen.sort_by_key(|(group, args)| target_of(args).is_none() || group.flags.contains(BlockGroupFlags::DATA));
         let of_kind = |args: &BalanceArgs| chosen.iter().filter(|(_, other)| std::ptr::eq(*other, args)).count() as u64;
         let mut taken = Vec::new();
         let mut nr_taken = [(&item.data, 0), (&item.metadata, 0), (&item.system, 0)];

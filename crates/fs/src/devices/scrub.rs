@@ -10,8 +10,10 @@
 //! - I2. Bad data is told once for each file, with the bytes that were repaired and the bytes that are lost.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
 
 use parking_lot::Mutex;
+use ubtrfs_device::IoPriority;
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::{DevId, Profile};
 use ubtrfs_transaction::{DeviceScrub, ExtentUse, Job, ScrubCounts, ScrubFinding, ScrubRequest};
@@ -28,6 +30,19 @@ pub struct ScrubStart {
     pub start: u64,
     /// The highest rate in bytes per second; 0 means no limit.
     pub limit: u64,
+    /// The I/O priority of the scrub's threads; `None` means that of the calling thread.
+    pub io_priority: Option<IoPriority>,
+}
+
+/// How the scrub of a device ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ScrubEnd {
+    /// Everything was checked.
+    Finished,
+    /// It was cancelled.
+    Cancelled,
+    /// It stopped for this reason: the device failed or is missing, or a tree cannot be read.
+    Failed(String),
 }
 
 /// The end of the scrub of a device.
@@ -64,8 +79,8 @@ pub struct ScrubReport {
     pub blocks: Damage,
 }
 
-/// A device that is being scrubbed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A device of a running scrub.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScrubStatus {
     /// The device.
     pub devid: DevId,
@@ -73,10 +88,21 @@ pub struct ScrubStatus {
     pub counts: ScrubCounts,
     /// The highest rate in bytes per second; 0 means no limit.
     pub limit: u64,
+    /// The end of the scrub of this device; `None` while it runs.
+    pub end: Option<ScrubEnd>,
 }
 
 /// The devices of a running scrub.
-pub(crate) type RunningScrub = Vec<(ScrubStart, DeviceScrub)>;
+pub(crate) type RunningScrub = Vec<RunningDevice>;
+
+/// A device of a running scrub.
+#[derive(Debug)]
+pub(crate) struct RunningDevice {
+    start: ScrubStart,
+    scrub: DeviceScrub,
+    /// Set when this device is done, perhaps long before the others.
+    end: OnceLock<ScrubEnd>,
+}
 
 /// The bad content that a scrub or replacement has found so far.
 #[derive(Default)]
@@ -118,11 +144,11 @@ impl Fs {
         let device = |start: &ScrubStart| {
             let scrub = DeviceScrub::new();
             scrub.set_limit(start.limit);
-            (*start, scrub)
+            RunningDevice { start: *start, scrub, end: OnceLock::new() }
         };
         let running = self.scrubs.begin_beside(starts.iter().map(device).collect(), |others: &RunningScrub| {
             let is_same = |other: &ScrubStart| starts.iter().any(|start| start.devid == other.devid);
-            match others.iter().any(|(other, _)| is_same(other)) {
+            match others.iter().any(|other| is_same(&other.start)) {
                 true => Err(Error::InProgress("a scrub is running")),
                 false => Ok(()),
             }
@@ -131,10 +157,14 @@ impl Fs {
         let found = |finding: ScrubFinding| self.note_finding("scrub", &finding, repair, &findings);
         let total = starts.iter().map(|start| self.engine.scrub_bytes(start.devid, start.start));
         running.job.add_total(total.fold(0, u64::saturating_add));
-        let scrub_one = |(start, scrub): &(ScrubStart, DeviceScrub)| {
+        // Runs on a thread of its own, whose priority the other threads of the device inherit.
+        let scrub_one = |RunningDevice { start, scrub, end }: &RunningDevice| {
             let request = ScrubRequest { devid: start.devid, start: start.start, repair };
-            let result = self.engine.scrub_device(&request, scrub, &running.job, &found);
-            ScrubbedDevice { devid: start.devid, counts: scrub.counts(), result: result.map_err(Error::from) }
+            let result = set_priority(start.io_priority)
+                .and_then(|()| Ok(self.engine.scrub_device(&request, scrub, &running.job, &found)?));
+            let device = ScrubbedDevice { devid: start.devid, counts: scrub.counts(), result };
+            end.get_or_init(|| device.end());
+            device
         };
         let devices = watched(&running.job, job, || {
             std::thread::scope(|scope| {
@@ -151,13 +181,14 @@ impl Fs {
         Ok(ScrubReport { devices, files, blocks })
     }
 
-    /// The devices that are being scrubbed.
+    /// The devices of the running scrubs, also those that are done while others are not.
     pub fn scrub_status(&self) -> Vec<ScrubStatus> {
         let running = self.scrubs.running();
-        let status = |(start, scrub): &(ScrubStart, DeviceScrub)| ScrubStatus {
+        let status = |RunningDevice { start, scrub, end }: &RunningDevice| ScrubStatus {
             devid: start.devid,
             counts: scrub.counts(),
             limit: scrub.limit(),
+            end: end.get().cloned(),
         };
         running.iter().flat_map(|running| running.about.iter().map(status)).collect()
     }
@@ -170,11 +201,11 @@ impl Fs {
     pub fn limit_scrub(&self, devid: Option<DevId>, bytes_per_sec: u64) -> Result<()> {
         let running = self.scrubs.running();
         let devices = running.iter().flat_map(|running| &running.about);
-        let mut chosen = devices.filter(|(start, _)| devid.is_none_or(|devid| devid == start.devid)).peekable();
+        let mut chosen = devices.filter(|device| devid.is_none_or(|devid| devid == device.start.devid)).peekable();
         if chosen.peek().is_none() {
             return Err(Error::NotRunning("no scrub is running"));
         }
-        chosen.for_each(|(_, scrub)| scrub.set_limit(bytes_per_sec));
+        chosen.for_each(|device| device.scrub.set_limit(bytes_per_sec));
         Ok(())
     }
 
@@ -238,6 +269,24 @@ impl ScrubbedDevice {
     pub fn is_cancelled(&self) -> bool {
         matches!(self.result, Err(Error::Engine(EngineError::Cancelled)))
     }
+
+    fn end(&self) -> ScrubEnd {
+        match &self.result {
+            Ok(()) => ScrubEnd::Finished,
+            Err(_) if self.is_cancelled() => ScrubEnd::Cancelled,
+            Err(error) => ScrubEnd::Failed(error.to_string()),
+        }
+    }
+}
+
+fn set_priority(priority: Option<IoPriority>) -> Result<()> {
+    let Some(priority) = priority else { return Ok(()) };
+    priority.set_for_this_thread().map_err(|error| {
+        Error::Engine(EngineError::Refused {
+            what: format!("the I/O priority of the scrub cannot be set: {error}"),
+            hint: "choose another class and level (-c, -n), or leave them out",
+        })
+    })
 }
 
 /// The largest number of damaged files that a report names.

@@ -309,6 +309,29 @@ fn profile_of_new_chunk(fs: &Fs, name: &str) -> BlockGroupFlags {
 }
 
 #[test]
+fn a_conversion_of_a_nearly_full_array_converts_metadata_and_all_data_that_fits() {
+    let devices: Vec<_> = (0..2).map(|_| Arc::new(MediumDevice::new(Medium::zeros(100 << 20)))).collect();
+    let refs: Vec<&dyn Device> = devices.iter().map(|device| &**device as &dyn Device).collect();
+    let single = BlockGroupFlags::empty();
+    let options = MkfsOptions { data_profile: single, metadata_profile: single, ..MkfsOptions::default() };
+    ubtrfs_mkfs::make_array(&refs, &options).unwrap();
+    let given = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
+    let fs = Fs::open(given, MountOptions::default()).unwrap();
+    // As raid1, about 99 MiB fit.
+    write_file(&fs, "file", 88);
+    let report = fs.balance(conversion(ALL, BlockGroupFlags::RAID1.bits()), &Job::new()).unwrap();
+    let left = |flags: BalanceFlags| of_other_profiles(&fs, flags.bits(), BlockGroupFlags::RAID1.bits());
+    assert_eq!(left(BalanceFlags::METADATA | BalanceFlags::SYSTEM), [], "{report:?}");
+    assert_eq!(left(BalanceFlags::DATA).len() as u64, report.counts.without_space, "{report:?}");
+    assert_eq!(report.counts.failed, report.counts.without_space, "{report:?}");
+    let id = fs.lookup(TOP, b"file").unwrap().id;
+    for at in [0_u8, 44, 87] {
+        assert_eq!(fs.read(id, u64::from(at) << 20, 1 << 20).unwrap(), vec![at; 1 << 20]);
+    }
+    fs.close().unwrap();
+}
+
+#[test]
 fn chunks_made_while_a_conversion_is_paused_have_its_target_profile() {
     const DATA: u64 = BalanceFlags::DATA.bits();
     const DUP: u64 = BlockGroupFlags::DUP.bits();

@@ -8,11 +8,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ubtrfs_device::Device;
+use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::superblock::SUPERBLOCK_OFFSETS;
 use ubtrfs_format::{DevId, Profile, RootId};
-use ubtrfs_fs::{Caller, Error, Fs, InodeId, Job, MountOptions, NewInode, ScrubReport, ScrubStart};
+use ubtrfs_fs::{
+    Caller, Error, Fs, InodeId, Job, MountOptions, NewInode, ScrubEnd, ScrubReport, ScrubStart, ScrubStatus,
+};
 use ubtrfs_mkfs::{MkfsOptions, make_array};
+use ubtrfs_testkit::array::{FaultyMember, MemberState};
 use ubtrfs_testkit::{Medium, MediumDevice, Rng};
 
 const ROOT: Caller = Caller::ROOT;
@@ -47,7 +51,9 @@ fn read(fs: &Fs, name: &str, len: usize) -> ubtrfs_fs::Result<Vec<u8>> {
 }
 
 fn starts(nr_devices: usize) -> Vec<ScrubStart> {
-    (1..=nr_devices as u64).map(|devid| ScrubStart { devid: DevId(devid), start: 0, limit: 0 }).collect()
+    (1..=nr_devices as u64)
+        .map(|devid| ScrubStart { devid: DevId(devid), start: 0, limit: 0, io_priority: None })
+        .collect()
 }
 
 /// Scrubs all devices, none of which may fail.
@@ -142,8 +148,14 @@ fn bad_blocks(data: &str, metadata: &str, nr_devices: usize, nodesize: u32, rng:
     assert!((lost - lost.min(few)..=lost).contains(&still_lost), "{name}: {still_lost} of {lost}");
     fs.close().unwrap();
     drop(fs);
+    let given = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
+    let fs = match Fs::open(given, MountOptions::default()) {
+        Ok(fs) => fs,
+        // With DUP, both copies of the root of a tree may be bad.
+        Err(Error::Engine(EngineError::Corrupt(_))) if report.blocks.lost_bytes > 0 => return,
+        Err(error) => panic!("{name}: {error}"),
+    };
     // The files that cannot be read are those that were named.
-    let fs = open(&devices, "");
     let named: BTreeSet<String> = report
         .files
         .iter()
@@ -235,7 +247,7 @@ fn repairs_before_a_cancellation_are_counted() {
     let (mut from, mut counted) = (0, (0, 0));
     for round in 1.. {
         let job = Job::new();
-        let start = [ScrubStart { devid: DevId(1), start: from, limit: 0 }];
+        let start = [ScrubStart { devid: DevId(1), start: from, limit: 0, io_priority: None }];
         let report = std::thread::scope(|scope| {
             let cancel = scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(round));
@@ -298,7 +310,7 @@ fn a_scrub_is_cancelled_and_goes_on_where_it_was() {
     put(&fs, "file", &content(60 << 20, 1));
     fs.sync().unwrap();
     let whole = scrub(&fs, 1, true).devices[0].counts;
-    let slow = [ScrubStart { devid: DevId(1), start: 0, limit: 20 << 20 }];
+    let slow = [ScrubStart { devid: DevId(1), start: 0, limit: 20 << 20, io_priority: None }];
     let stopped = std::thread::scope(|scope| {
         let running = scope.spawn(|| fs.scrub(&slow, true, &Job::new()).unwrap());
         let status = loop {
@@ -318,13 +330,50 @@ fn a_scrub_is_cancelled_and_goes_on_where_it_was() {
     assert!(matches!(fs.limit_scrub(None, 0), Err(Error::NotRunning(_))));
     let first = stopped.devices[0].counts;
     assert!(first.last_physical < whole.last_physical, "{first:?}");
-    let rest = [ScrubStart { devid: DevId(1), start: first.last_physical, limit: 0 }];
+    let rest = [ScrubStart { devid: DevId(1), start: first.last_physical, limit: 0, io_priority: None }];
     let rest = fs.scrub(&rest, true, &Job::new()).unwrap().devices.remove(0).counts;
     // Nothing is counted twice.
     assert_eq!(first.data_bytes_scrubbed + rest.data_bytes_scrubbed, whole.data_bytes_scrubbed);
     assert_eq!(first.tree_bytes_scrubbed + rest.tree_bytes_scrubbed, whole.tree_bytes_scrubbed);
     assert!(rest.data_bytes_scrubbed < whole.data_bytes_scrubbed);
     assert_eq!(rest.last_physical, whole.last_physical);
+    fs.close().unwrap();
+}
+
+#[test]
+fn the_status_tells_the_end_of_a_device_that_vanishes_while_others_are_scrubbed() {
+    let devices = array("raid1", "raid1", 2, 16384);
+    let vanishing = Arc::new(FaultyMember::new(Arc::clone(&devices[1]), None));
+    let given: Vec<Arc<dyn Device>> = vec![Arc::clone(&devices[0]) as _, Arc::clone(&vanishing) as _];
+    let fs = Fs::open(given, MountOptions::default()).unwrap();
+    put(&fs, "file", &content(40 << 20, 1));
+    fs.sync().unwrap();
+    // At these rates, a scrub of the first device takes 20 s, and of the second one 5 s.
+    let slow = [(1, 2 << 20), (2, 8 << 20)].map(|(devid, limit)| ScrubStart {
+        devid: DevId(devid),
+        start: 0,
+        limit,
+        io_priority: None,
+    });
+    let wait_for = |is_so: &dyn Fn(&ScrubStatus) -> bool| loop {
+        if let Some(second) = fs.scrub_status().into_iter().find(|status| status.devid == DevId(2))
+            && is_so(&second)
+        {
+            return second;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let report = std::thread::scope(|scope| {
+        let running = scope.spawn(|| fs.scrub(&slow, true, &Job::new()).unwrap());
+        assert_eq!(wait_for(&|status| status.counts.data_bytes_scrubbed > 0).end, None);
+        vanishing.set(MemberState::Vanishes);
+        let end = wait_for(&|status| status.end.is_some()).end;
+        assert!(matches!(&end, Some(ScrubEnd::Failed(reason)) if reason.contains("cannot be used")), "{end:?}");
+        assert_eq!(fs.scrub_status()[0].end, None, "the other device is still scrubbed");
+        fs.cancel_scrub().unwrap();
+        running.join().unwrap()
+    });
+    assert!(report.devices[0].is_cancelled() && !report.devices[1].is_cancelled());
     fs.close().unwrap();
 }
 
@@ -344,7 +393,7 @@ fn devices_that_are_missing_or_unknown_are_refused() {
     let devices = array("raid1", "raid1", 3, 16384);
     let fs = open(&devices[..2], "degraded");
     for devid in [3, 4] {
-        let start = [ScrubStart { devid: DevId(devid), start: 0, limit: 0 }];
+        let start = [ScrubStart { devid: DevId(devid), start: 0, limit: 0, io_priority: None }];
         assert!(matches!(fs.scrub(&start, true, &Job::new()), Err(Error::InvalidArgument(_))), "{devid}");
     }
     assert_eq!(sums(&fs.scrub(&starts(2), true, &Job::new()).unwrap()), (0, 0, 0));

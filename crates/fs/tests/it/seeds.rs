@@ -421,8 +421,10 @@ fn a_scrub_reads_a_seed_and_does_not_repair_it() {
     let seed = Arc::new(MediumDevice::new(damaged.clone()));
     let fs = in_memory(&[new as Arc<dyn Device>, Arc::clone(&seed) as Arc<dyn Device>]);
     assert!(get(&fs, "of the seed", 3 * MIB) == content(3 * MIB, 1));
-    let starts: Vec<ScrubStart> =
-        [1, 2].into_iter().map(|devid| ScrubStart { devid: DevId(devid), start: 0, limit: 0 }).collect();
+    let starts: Vec<ScrubStart> = [1, 2]
+        .into_iter()
+        .map(|devid| ScrubStart { devid: DevId(devid), start: 0, limit: 0, io_priority: None })
+        .collect();
     let report = fs.scrub(&starts, true, &Job::new()).unwrap();
     let found: Vec<u64> = report.devices.iter().map(|device| device.counts.verify_errors).collect();
     assert!(found[0] > 0 && found[1] == 0, "{found:?}");

@@ -75,9 +75,10 @@ fn rules_on_arguments() -> Result<Vec<(i64, Vec<SeccompRule>)>, BackendError> {
     Ok(vec![
         // Signals may go only to this process, because other processes of the same user may exist.
         (libc::SYS_tgkill, vec![rule(vec![equals(0, std::process::id().cast_signed())])?]),
-        // A thread may lower its own priority, and may choose its own processors; 0 stands for the calling thread.
+        // A thread may change its own priorities as far as its rights allow, and may choose its own processors; 0 stands for the calling thread.
         (libc::SYS_getpriority, vec![rule(vec![equals(0, 0), equals(1, 0)])?]),
         (libc::SYS_setpriority, vec![rule(vec![equals(0, 0), equals(1, 0)])?]),
+        (libc::SYS_ioprio_set, vec![rule(vec![equals(0, IOPRIO_WHO_PROCESS), equals(1, 0)])?]),
         (libc::SYS_sched_setaffinity, vec![rule(vec![equals(0, 0)])?]),
         // Threads may be made, but neither processes nor namespaces.
         (libc::SYS_clone, vec![rule(vec![masked(0, !THREAD_FLAGS | libc::CLONE_THREAD, libc::CLONE_THREAD)])?]),
@@ -154,6 +155,8 @@ const MADV_GUARD_REMOVE: i32 = 103;
 const PRCTLS: [i32; 3] = [libc::PR_SET_NAME, libc::PR_SET_VMA, PR_GET_AUXV];
 const PR_GET_AUXV: i32 = 0x4155_5856;
 
+/// The first argument of ioprio_set for one thread.
+const IOPRIO_WHO_PROCESS: i32 = 1;
 const IORING_REGISTER_ENABLE_RINGS: i32 = 12;
 /// The part of the second argument of socketpair that is not flags.
 const SOCK_TYPE_MASK: i32 = 0xf;

@@ -16,6 +16,10 @@
 //! - A6. A replacement that the cut interrupted goes on, by us and by Linux, and then A1 to A3 hold.
 //! - A7. If a lost device comes back after commits without it, it is brought up to date: all copies are clean and equal. It
 //!   may have blocks of a commit that the cut interrupted, whose places and generation later blocks have.
+//! - A8. In a run with all events, block groups are also converted, devices are resized and scrubbed, and parts of one
+//!   device are overwritten with noise and repaired. Profiles always tolerate the losses of the run. A conversion that the
+//!   cut interrupted goes on, by us and by Linux. While a device has noise, no device is lost, and the device's copies may
+//!   be bad.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -30,11 +34,11 @@ use anyhow::{Context, Result, ensure};
 use ubtrfs_check::{Code, Options};
 use ubtrfs_device::Device;
 use ubtrfs_format::Profile;
-use ubtrfs_format::item::DevReplaceItem;
+use ubtrfs_format::item::{BlockGroupFlags, DevReplaceItem};
 use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
-use ubtrfs_fs::{Caller, Fs, MountOptions, NewInode};
+use ubtrfs_fs::{Caller, Fs, Job, MountOptions, NewInode};
 
-use super::device_changes::change_devices;
+use super::device_changes::{ArrayEvents, Changes, REFUSED, change_devices};
 use super::verify::Made;
 use super::{Record, Scenario, Work, points, run_threads};
 use crate::loop_mount::forget_unmounted_devices;
@@ -55,10 +59,15 @@ pub struct ArrayCuts {
     tolerated: usize,
     /// Whether devices join and leave (A5).
     is_changing: bool,
+    /// The device changes of the run.
+    changes: Changes,
     seed: u64,
     /// Number of replacements that went on after a cut (A6).
     nr_resumed: AtomicU64,
     nr_resumed_by_linux: AtomicU64,
+    /// Number of conversions that went on after a cut (A8).
+    nr_converted: AtomicU64,
+    nr_converted_by_linux: AtomicU64,
 }
 
 /// What happens to a device at a cut, besides the cut.
@@ -80,6 +89,9 @@ pub struct ArrayCut {
     media: Vec<Medium>,
     fates: Vec<Fate>,
     lanes: Made,
+    number: usize,
+    /// The number of the device with noise, if the cut came while there was one (A8).
+    noisy: Option<usize>,
     /// Describes the cut, for messages.
     pub what: String,
 }
@@ -113,15 +125,28 @@ impl ArrayCuts {
     /// Works like [`ArrayCuts::record`], while another thread adds, removes and replaces devices (A5).
     pub fn record_changing(seed: u64) -> Result<Option<Self>> {
         let (data, metadata, nr_devices) = ARRAYS[(seed % Self::KINDS) as usize];
-        Self::record_with(data, metadata, nr_devices, NR_SPARES, seed)
+        Self::record_with(data, metadata, nr_devices, Some(false), seed)
+    }
+
+    /// Works like [`ArrayCuts::record_changing`], with all kinds of events (A8).
+    pub fn record_eventful(seed: u64) -> Result<Option<Self>> {
+        let (data, metadata, nr_devices) = ARRAYS[(seed % Self::KINDS) as usize];
+        Self::record_with(data, metadata, nr_devices, Some(true), seed)
     }
 
     /// Works like [`ArrayCuts::record`], with these profiles and this number of devices.
     pub fn record_on(data: &str, metadata: &str, nr_devices: usize, seed: u64) -> Result<Option<Self>> {
-        Self::record_with(data, metadata, nr_devices, 0, seed)
+        Self::record_with(data, metadata, nr_devices, None, seed)
     }
 
-    fn record_with(data: &str, metadata: &str, nr_devices: usize, nr_spares: usize, seed: u64) -> Result<Option<Self>> {
+    /// Records a run. With `changes`, devices change, and with `Some(true)` there are all events.
+    fn record_with(
+        data: &str,
+        metadata: &str,
+        nr_devices: usize,
+        changes: Option<bool>,
+        seed: u64,
+    ) -> Result<Option<Self>> {
         let profile = |name: &str| Profile::named(name).with_context(|| format!("no profile {name}"));
         let (data, metadata) = (profile(data)?, profile(metadata)?);
         let mut scenario = scenario(seed);
@@ -136,6 +161,12 @@ impl ArrayCuts {
             Arc::new(device.with_gate(Gate { seed: gate.seed.wrapping_add(number << 32), ..gate }))
         };
         let mut bases = scenario.bases().with_context(|| what.clone())?;
+        let nr_spares = if changes.is_some() { NR_SPARES } else { 0 };
+        let tolerated = data.tolerated_failures.min(metadata.tolerated_failures);
+        let events = match changes {
+            Some(true) => ArrayEvents::All { tolerated },
+            _ => ArrayEvents::Devices,
+        };
         bases.extend((0..nr_spares).map(|_| Medium::zeros(scenario.len_bytes)));
         let devices: Vec<_> = (0..).zip(RecordingDevice::array(bases)).map(device).collect();
         let options = MountOptions::parse(&scenario.mount)?;
@@ -143,33 +174,44 @@ impl ArrayCuts {
         let given = all.iter().take(nr_devices).cloned().collect();
         let target = FsTarget::on_devices(given, options.clone()).with_context(|| what.clone())?;
         let stop = AtomicBool::new(false);
-        let mut nr_changes = None;
+        let mut changes = None;
         let mut record = std::thread::scope(|scope| {
-            let changer = (nr_spares > 0).then(|| scope.spawn(|| change_devices(target.fs(), &all, &stop, seed)));
+            let changer =
+                (nr_spares > 0).then(|| scope.spawn(|| change_devices(target.fs(), &devices, events, &stop, seed)));
             let record = run_threads(scenario, &target, Some(&devices[0]), None, seed);
             stop.store(true, Ordering::SeqCst);
-            let changes =
-                changer.map(|changer| changer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-            nr_changes = changes.transpose()?;
+            let joined = changer.map(|changer| changer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            changes = joined.transpose()?;
             record
         })
         .with_context(|| what.clone())?;
-        let what = nr_changes.map_or_else(|| what.clone(), |changes| format!("{what}, {changes} changes of devices"));
+        let what = changes.as_ref().map_or_else(
+            || what.clone(),
+            |Changes { nr_devices, others: [converted, resized, scrubbed], noise }| {
+                let noise = noise.len();
+                format!(
+                    "{what}, {nr_devices} changes of devices, {converted} conversions, {resized} resizes, {scrubbed} scrubs, \
+                     {noise} times noise"
+                )
+            },
+        );
         target.close().with_context(|| format!("{what}: closing"))?;
         for (lane, history) in record.lanes.iter_mut().enumerate() {
             devices[0].mark_lane(lane, history.sync() as u64);
         }
-        let tolerated = data.tolerated_failures.min(metadata.tolerated_failures).into();
         Ok(Some(Self {
             name: what,
             devices,
             record,
             options,
-            tolerated,
+            tolerated: tolerated.into(),
             is_changing: nr_spares > 0,
+            changes: changes.unwrap_or_default(),
             seed,
             nr_resumed: AtomicU64::new(0),
             nr_resumed_by_linux: AtomicU64::new(0),
+            nr_converted: AtomicU64::new(0),
+            nr_converted_by_linux: AtomicU64::new(0),
         }))
     }
 
@@ -193,7 +235,9 @@ impl ArrayCuts {
         let mut rng = Rng::new(self.seed.wrapping_mul(0x1_0001).wrapping_add(number as u64));
         let (mut media, outcome) = builder.cut_all(point, &mut rng);
         let mut fates = vec![Fate::Kept; media.len()];
-        for _ in 0..rng.index(self.tolerated + 1) {
+        let noisy = self.noisy_at(point);
+        let tolerated = if noisy.is_some() { 0 } else { self.tolerated };
+        for _ in 0..rng.index(tolerated + 1) {
             let victim = rng.index(media.len());
             fates[victim] = match rng.below(3) {
                 // Which device a stale or noisy one is depends on the time (A5).
@@ -211,9 +255,25 @@ impl ArrayCuts {
             }
         }
         let primaries: Vec<String> = media.iter().map(primary_of).collect();
-        let what =
-            format!("arrays, {}, cut {number} at event {point}, {fates:?}, {primaries:?}: {outcome:?}", self.name);
-        ArrayCut { media, fates, lanes: outcome.promised_by, what }
+        let noise = noisy.map_or_else(String::new, |device| format!(", noise on medium {device}"));
+        let what = format!(
+            "arrays, {}, cut {number} at event {point}, {fates:?}{noise}, {primaries:?}: {outcome:?}",
+            self.name
+        );
+        ArrayCut { media, fates, lanes: outcome.promised_by, number, noisy, what }
+    }
+
+    /// The device that may have noise after a cut at this point (A8). Its repair is durable after a few flushes.
+    fn noisy_at(&self, point: usize) -> Option<usize> {
+        if self.changes.noise.is_empty() {
+            return None;
+        }
+        let (flushes, nr_flushes) = (self.devices[0].flush_points(), self.devices.len() * 3);
+        let is_noisy = |(_, range): &&(usize, std::ops::Range<usize>)| {
+            let end = flushes.iter().filter(|flush| **flush > range.end).nth(nr_flushes);
+            (range.start..=end.copied().unwrap_or(usize::MAX)).contains(&point)
+        };
+        self.changes.noise.iter().rev().find(is_noisy).map(|(number, _)| *number)
     }
 
     /// Verifies A1 and A2. Returns the entries of the filesystem.
@@ -221,7 +281,8 @@ impl ArrayCuts {
         let verify = || {
             // A replaced device that was not wiped yet is stale if the device in its place is lost.
             let may_be_stale = self.is_changing && cut.fates.contains(&Fate::Lost);
-            check(&self.members_of(cut.undamaged())?, may_be_stale).context("A2, before the replay")?;
+            let bad = cut.noisy.and_then(|number| primary(&cut.media[number])).map(|it| it.dev_item.devid.0);
+            check_except(&self.members_of(cut.undamaged())?, may_be_stale, bad).context("A2, before the replay")?;
             let devices: Vec<Option<Arc<MediumDevice>>> = cut.devices();
             let given = devices.iter().flatten().filter(|device| has_superblock(&device.content()));
             let given = given.map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
@@ -238,12 +299,21 @@ impl ArrayCuts {
                 self.record.verify(&again, &|path| crate::faults::read_all(&target, path), &cut.lanes).context("A6")?;
                 self.nr_resumed.fetch_add(1, Ordering::Relaxed);
             }
+            if cut.number.is_multiple_of(2) && target.fs().balance_status().is_some() {
+                match target.fs().resume_balance(&Job::new()) {
+                    Ok(report) => ensure!(report.failures.is_empty(), "A8: it fails: {:?}", report.failures),
+                    Err(error) => ensure!(REFUSED.contains(&error.errno()), "A8: it fails: {error}"),
+                }
+                let again = target.walk().context("A8: it cannot be read")?;
+                self.record.verify(&again, &|path| crate::faults::read_all(&target, path), &cut.lanes).context("A8")?;
+                self.nr_converted.fetch_add(1, Ordering::Relaxed);
+            }
             target.close().context("A1: it cannot be closed")?;
             let is_kept = |(fate, device): (&Fate, &Option<Arc<MediumDevice>>)| {
                 device.as_ref().filter(|_| *fate == Fate::Kept).map(|device| device.content())
             };
             let kept: Vec<Medium> = cut.fates.iter().zip(&devices).filter_map(is_kept).collect();
-            check(&self.members_of(kept)?, true).context("A2, after the replay")?;
+            check_except(&self.members_of(kept)?, true, bad).context("A2, after the replay")?;
             self.verify_return(cut, devices).context("A7")?;
             Ok(found)
         };
@@ -294,12 +364,25 @@ impl ArrayCuts {
     }
 
     /// Verifies A3. Linux must find `ours`, the entries that [`ArrayCuts::verify`] returned.
-    pub fn verify_by_linux(&self, cut: &ArrayCut, ours: &[TreeEntry], dir: &Path) -> Result<()> {
+    /// Returns false if Linux does not judge the cut: if there is noise, which its scrub reports, or if both a replacement
+    /// and a conversion were interrupted, or if Linux has no room to go on with metadata of two profiles, or if a replaced
+    /// device may still be there while the device in its place is lost.
+    pub fn verify_by_linux(&self, cut: &ArrayCut, ours: &[TreeEntry], dir: &Path) -> Result<bool> {
+        if cut.noisy.is_some() {
+            return Ok(false);
+        }
+        // To forget devices, while another thread mounts some, would take them from that mount.
+        static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        let _alone = self.is_changing.then(|| ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
         let judge = || {
             let mut images = Vec::new();
             let mut members = self.members_of(cut.undamaged())?;
             // A replaced device that was not wiped yet is stale if the device in its place is lost.
             let newest = members.iter().map(generation_of).max().unwrap_or_default();
+            let is_late = members.iter().any(|medium| generation_of(medium) != newest);
+            if self.is_changing && is_late && cut.fates.contains(&Fate::Lost) {
+                return Ok(false);
+            }
             members.retain(|medium| !self.is_changing || generation_of(medium) + 1 >= newest);
             for (number, medium) in members.iter().enumerate() {
                 images.push(dir.join(format!("device{}", number + 1)));
@@ -320,13 +403,29 @@ impl ArrayCuts {
             if self.is_changing {
                 forget_unmounted_devices()?;
             }
-            let mount = LoopMount::array(&images, options)?;
+            let (has_balance, is_mixed) = if self.is_changing { conversion_on(&members)? } else { (false, false) };
+            let mount = match LoopMount::array(&images, options) {
+                // While metadata has two profiles, Linux may find no room for a log replay on these small devices.
+                Err(error) if is_mixed && format!("{error:#}").contains("No space left") => {
+                    return Ok(false);
+                }
+                other => other?,
+            };
+            if new.is_some() && has_balance {
+                // Linux goes on with one of both, and with the other one at the next mount.
+                await_balance(&mount)?;
+                mount.close()?;
+                return Ok(false);
+            }
             if new.is_some() {
                 let is_finished = await_replacement(&mount)?;
                 self.nr_resumed_by_linux.fetch_add(is_finished.into(), Ordering::Relaxed);
             } else if is_replacing {
                 // Linux does not scrub beside a suspended replacement.
                 run("btrfs", ["replace".as_ref(), "cancel".as_ref(), mount.path().as_os_str()])?;
+            }
+            if await_balance(&mount)? {
+                self.nr_converted_by_linux.fetch_add(1, Ordering::Relaxed);
             }
             let found = walk_path(mount.path()).with_context(|| mount.kernel_log())?;
             let read = |path: &[u8]| Ok(std::fs::read(mount.path().join(OsStr::from_bytes(path)))?);
@@ -340,9 +439,14 @@ impl ArrayCuts {
             run("sync", ["-f".as_ref(), mount.path().as_os_str()])?;
             mount.scrub()?;
             let mut complaints = mount.kernel_complaints();
+            complaints.retain(|line| !(line.contains("balance: ") && line.contains(" has lower redundancy than ")));
             // If a replacement avoids its source, Linux also tries to read from the lost device, and counts that.
             if is_lost && last.is_some_and(|item| item.cont_reading_from_srcdev_mode != 0) {
                 complaints.retain(|line| !line.contains("scrub: fixed up error") && !line.contains(" errs: wr 0, rd "));
+            }
+            if is_lost {
+                // Linux does not go on with a conversion to a profile for which devices are missing.
+                complaints.retain(|line| !line.contains("balance: invalid convert "));
             }
             if new.is_some() {
                 complaints
@@ -358,7 +462,8 @@ impl ArrayCuts {
                     .is_ok()
                     && magic == MAGIC
             });
-            btrfs_check_array(&images).context("after the replay")
+            btrfs_check_array(&images).context("after the replay")?;
+            Ok(true)
         };
         judge().with_context(|| format!("A3: {}", cut.what))
     }
@@ -386,6 +491,11 @@ impl ArrayCuts {
     /// Numbers of replacements that went on after a cut, by us and by Linux (A6).
     pub fn nr_resumed(&self) -> (u64, u64) {
         (self.nr_resumed.load(Ordering::Relaxed), self.nr_resumed_by_linux.load(Ordering::Relaxed))
+    }
+
+    /// Numbers of conversions that went on after a cut, by us and by Linux (A8).
+    pub fn nr_converted(&self) -> (u64, u64) {
+        (self.nr_converted.load(Ordering::Relaxed), self.nr_converted_by_linux.load(Ordering::Relaxed))
     }
 
     /// Lists the steps of each lane, with the number of the state after each step.
@@ -463,6 +573,18 @@ fn last_replacement(media: &[Medium]) -> Result<Option<DevReplaceItem>> {
     Ok(target.fs().last_replacement()?)
 }
 
+/// Whether a conversion runs or is paused in the trees on these devices, and whether metadata has several profiles.
+fn conversion_on(media: &[Medium]) -> Result<(bool, bool)> {
+    let device = |medium: &Medium| Arc::new(MediumDevice::new(medium.clone())) as Arc<dyn Device>;
+    let options = MountOptions { read_only: true, nologreplay: true, ..MountOptions::default() };
+    let target = FsTarget::on_devices(media.iter().map(device).collect(), options)?;
+    let groups = target.fs().block_groups();
+    let profiles = groups.iter().filter(|group| group.flags.contains(BlockGroupFlags::METADATA));
+    let profiles: BTreeSet<u64> = profiles.map(|group| (group.flags & BlockGroupFlags::PROFILES).bits()).collect();
+    let has_balance = target.fs().balance_status().is_some();
+    Ok((has_balance, has_balance || profiles.len() > 1))
+}
+
 /// Linux's message if it has no room to go on with a replacement.
 const REPLACEMENT_WITHOUT_ROOM: &str = "scrub: failed setting block group ro: -28";
 
@@ -480,6 +602,29 @@ fn await_replacement(mount: &LoopMount) -> Result<bool> {
             return Ok(is_finished);
         }
         ensure!(status.contains("% done") && Instant::now() < until, "A6: Linux does not go on: {status}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Waits until Linux has ended a balance that it resumed. Returns false if there was none.
+fn await_balance(mount: &LoopMount) -> Result<bool> {
+    let until = Instant::now() + Duration::from_secs(120);
+    let mut was_there = false;
+    loop {
+        let status = std::process::Command::new("btrfs").args(["balance", "status"]).arg(mount.path()).output()?;
+        let status = String::from_utf8_lossy(&status.stdout).into_owned();
+        if status.contains("No balance found") {
+            return Ok(was_there);
+        }
+        was_there = true;
+        ensure!(Instant::now() < until, "A8: Linux does not end the balance: {status}");
+        if status.contains("is paused") {
+            // Linux does not resume it beside a replacement. It may have begun or ended just now.
+            let cancel = std::process::Command::new("btrfs").args(["balance", "cancel"]).arg(mount.path()).output()?;
+            if cancel.status.success() {
+                return Ok(false);
+            }
+        }
         std::thread::sleep(Duration::from_millis(20));
     }
 }

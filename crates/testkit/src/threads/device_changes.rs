@@ -1,4 +1,8 @@
-//! The thread of a run with device changes: it adds, removes and replaces devices while other threads write.
+//! The thread of a run with device changes: it adds, removes and replaces devices while other threads write. In a run with
+//! all events, it also converts block groups, resizes and scrubs devices, and overwrites parts of a device with noise.
+//!
+//! I1. At most one device has noise, and only if the profiles tolerate its loss. A scrub repairs the noise before the next
+//!     event.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,52 +10,187 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use ubtrfs_device::Device;
-use ubtrfs_format::DevId;
-use ubtrfs_fs::{Fs, Job, ReplaceRequest};
+use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem};
+use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
+use ubtrfs_format::{DevId, Profile};
+use ubtrfs_fs::{Fs, Job, ReplaceRequest, ScrubStart};
 
-use crate::Rng;
+use crate::{RecordingDevice, Rng};
 
 /// Errors of a change that the filesystem does not allow now: EINVAL if too few devices or too little space would be left,
-/// ENOSPC, ECANCELED, EBUSY.
-const REFUSED: [i32; 4] = [22, 28, 125, 16];
+/// ENOSPC, ECANCELED, EBUSY, and of a balance ENOTCONN and EINPROGRESS.
+pub(super) const REFUSED: [i32; 6] = [22, 28, 125, 16, 107, 115];
 
 /// Number of tries after which a run without changes ends.
 const TRIES_MAX: u64 = 40;
 
+/// What the thread does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ArrayEvents {
+    /// It adds, removes and replaces devices.
+    Devices,
+    /// It does everything.
+    All {
+        /// Number of devices that the profiles tolerate to lose, from the start to the end of the run.
+        tolerated: u16,
+    },
+}
+
+/// The changes of a run.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    /// Number of devices that were added, removed or replaced.
+    pub(super) nr_devices: u64,
+    /// Numbers of completed conversions, resizes and scrubs.
+    pub(super) others: [u64; 3],
+    /// Devices with noise (I1): their numbers, and the events of the recording between which they had it.
+    pub(super) noise: Vec<(usize, std::ops::Range<usize>)>,
+}
+
 /// Changes the devices of a filesystem until the other threads are done. Devices of `all` that are not part of it are
-/// spares. Returns the number of changes.
-pub(super) fn change_devices(fs: &Fs, all: &[Arc<dyn Device>], stop: &AtomicBool, seed: u64) -> Result<u64> {
+/// spares.
+pub(super) fn change_devices(
+    fs: &Fs,
+    all: &[Arc<RecordingDevice>],
+    events: ArrayEvents,
+    stop: &AtomicBool,
+    seed: u64,
+) -> Result<Changes> {
     let mut rng = Rng::new(seed ^ 0xdec1);
-    let (mut nr_changes, mut nr_tries) = (0, 0);
-    while nr_changes < 3 || !stop.load(Ordering::SeqCst) {
+    let (mut changes, mut nr_tries) = (Changes::default(), 0);
+    let (nr_kinds, tolerated) = match events {
+        ArrayEvents::Devices => (3, 0),
+        ArrayEvents::All { tolerated } => (8, tolerated),
+    };
+    while changes.nr_devices < 3 || !stop.load(Ordering::SeqCst) {
+        nr_tries += 1;
+        if stop.load(Ordering::SeqCst) && nr_tries > TRIES_MAX {
+            break;
+        }
         std::thread::sleep(Duration::from_millis(rng.below(10)));
         let members = fs.space_usage().devices;
-        let is_spare = |device: &&Arc<dyn Device>| {
+        let is_spare = |device: &&Arc<RecordingDevice>| {
             !members.iter().any(|member| member.path.as_deref() == Some(device.location().as_str()))
         };
-        let spares: Vec<&Arc<dyn Device>> = all.iter().filter(is_spare).collect();
-        let devid = members[rng.index(members.len())].devid;
-        let done = match (rng.below(3), spares.is_empty()) {
-            (0, false) => fs.add_device(Arc::clone(spares[rng.index(spares.len())]), &Job::new()).map(drop),
+        let spares: Vec<&Arc<RecordingDevice>> = all.iter().filter(is_spare).collect();
+        let member = &members[rng.index(members.len())];
+        let devid = member.devid;
+        let kind = rng.below(nr_kinds);
+        let done = match (kind, spares.is_empty()) {
+            (0, false) => {
+                let device = Arc::clone(spares[rng.index(spares.len())]);
+                fs.add_device(device, &Job::new()).map(drop)
+            }
             (1, false) => {
                 let device = Arc::clone(spares[rng.index(spares.len())]);
                 let request = ReplaceRequest { devid, device, avoids_source: rng.one_in(4) };
                 cancelled_at_times(fs, &mut rng, || fs.replace_device(&request, &Job::new()).map(drop))
             }
-            _ => cancelled_at_times(fs, &mut rng, || fs.remove_devices(&[DevId(devid.0)], &Job::new())),
+            (0..3, _) => cancelled_at_times(fs, &mut rng, || fs.remove_devices(&[DevId(devid.0)], &Job::new())),
+            (3 | 4, _) => convert(fs, tolerated, members.len(), &mut rng),
+            (5, _) => {
+                let full = all[0].len_bytes();
+                fs.resize_device(devid, full - rng.below(5) * (full / 16), &Job::new())
+            }
+            (6, _) => scrub(fs, false),
+            _ if tolerated == 0 => continue,
+            _ => {
+                let number = all.iter().position(|device| Some(device.location()) == member.path);
+                let Some(number) = number else { continue };
+                let begin = all[number].events();
+                add_noise(fs, &*all[number], devid, &mut rng)?;
+                std::thread::sleep(Duration::from_millis(rng.below(10)));
+                // A scrub checks what is committed, and the noise may be in newer extents.
+                fs.sync()?;
+                let repaired = scrub(fs, true);
+                changes.noise.push((number, begin..all[number].events()));
+                repaired
+            }
         };
-        match done {
-            Ok(()) => nr_changes += 1,
-            Err(error) if REFUSED.contains(&error.errno()) => {}
-            Err(error) => bail!("a change of devices fails: {error}"),
-        }
-        nr_tries += 1;
-        if stop.load(Ordering::SeqCst) && nr_tries > TRIES_MAX {
-            break;
+        match (kind, done) {
+            (0..3, Ok(())) => changes.nr_devices += 1,
+            (3..5, Ok(())) => changes.others[0] += 1,
+            (5, Ok(())) => changes.others[1] += 1,
+            (_, Ok(())) => changes.others[2] += 1,
+            (0..6, Err(error)) if REFUSED.contains(&error.errno()) => {}
+            (_, Err(error)) => bail!("a change of devices fails ({kind}): {error}"),
         }
     }
-    Ok(nr_changes)
+    Ok(changes)
 }
+
+/// Converts block groups to random profiles that tolerate the loss of `tolerated` devices, or resumes or cancels the
+/// paused conversion. Pauses or cancels the conversion at times.
+fn convert(fs: &Fs, tolerated: u16, nr_devices: usize, rng: &mut Rng) -> ubtrfs_fs::Result<()> {
+    let is_allowed = |profile: &&Profile| {
+        !profile.has_parity() && profile.tolerated_failures >= tolerated && usize::from(profile.devs_min) <= nr_devices
+    };
+    let profiles: Vec<&Profile> = Profile::ALL.iter().filter(is_allowed).collect();
+    let mut args = || {
+        let soft = if rng.one_in(2) { BalanceFilters::SOFT } else { BalanceFilters::empty() };
+        let target = BalanceArgs::profile_bit(profiles[rng.index(profiles.len())]);
+        BalanceArgs { flags: (BalanceFilters::CONVERT | soft).bits(), target, ..BalanceArgs::NONE }
+    };
+    let (data, metadata) = (args(), args());
+    let types = *rng.pick(&[
+        BalanceFlags::DATA,
+        BalanceFlags::METADATA | BalanceFlags::SYSTEM,
+        BalanceFlags::DATA | BalanceFlags::METADATA | BalanceFlags::SYSTEM,
+    ]);
+    let flags = (types | BalanceFlags::FORCE).bits();
+    let item = BalanceItem { flags, data, metadata: metadata.clone(), system: metadata, unused: [0; 4] };
+    if fs.balance_status().is_some() && rng.one_in(3) {
+        return fs.cancel_balance();
+    }
+    let (stops, pauses) = (rng.one_in(2).then(|| Duration::from_millis(rng.below(40))), rng.one_in(2));
+    std::thread::scope(|scope| {
+        let working = scope.spawn(|| match fs.balance_status() {
+            Some(_) => fs.resume_balance(&Job::new()),
+            None => fs.balance(item, &Job::new()),
+        });
+        if let Some(after) = stops {
+            std::thread::sleep(after);
+            let _not_running = if pauses { fs.pause_balance() } else { fs.cancel_balance() };
+        }
+        working.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map(drop)
+    })
+}
+
+/// Scrubs all devices. If none of them has noise, nothing may be bad, and in any case nothing may be lost.
+fn scrub(fs: &Fs, has_noise: bool) -> ubtrfs_fs::Result<()> {
+    let start = |devid| ScrubStart { devid, start: 0, limit: 0, io_priority: None };
+    let starts: Vec<ScrubStart> = fs.space_usage().devices.iter().map(|device| start(device.devid)).collect();
+    let report = fs.scrub(&starts, true, &Job::new())?;
+    for device in report.devices {
+        device.result?;
+        let counts = device.counts;
+        let found = counts.read_errors + counts.csum_errors + counts.verify_errors + counts.super_errors;
+        assert!(has_noise || found == 0, "a scrub finds what is not bad: device {}: {counts:?}", device.devid);
+        assert_eq!(counts.uncorrectable_errors, 0, "device {}: {counts:?}", device.devid);
+    }
+    Ok(())
+}
+
+/// Overwrites parts of the chunks on a device with noise.
+fn add_noise(fs: &Fs, device: &dyn Device, devid: DevId, rng: &mut Rng) -> Result<()> {
+    const PIECE: u64 = 4096;
+    let groups = fs.block_groups();
+    for _ in 0..=rng.below(NOISE_MAX) {
+        let Some(chunk) = fs.chunk_at(rng.pick(&groups).start) else { continue };
+        let Some(stripe) = chunk.stripes.iter().find(|stripe| stripe.devid == devid) else { continue };
+        // What is used is mostly at the start of a chunk.
+        let len_bytes = chunk.device_extent_len() >> rng.below(4);
+        let at = stripe.offset.0 + rng.below((len_bytes / PIECE).max(1)) * PIECE;
+        let is_super = |start: &u64| at < start + SUPERBLOCK_SIZE as u64 && *start < at + PIECE;
+        if !SUPERBLOCK_OFFSETS.iter().any(is_super) {
+            device.write_at(at, &rng.bytes(PIECE as usize))?;
+        }
+    }
+    Ok(())
+}
+
+/// The largest number of places that noise overwrites at once.
+const NOISE_MAX: u64 = 60;
 
 /// Does work, and cancels it in one of four cases.
 fn cancelled_at_times(

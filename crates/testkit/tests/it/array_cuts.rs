@@ -58,6 +58,17 @@ fn devices_join_leave_and_are_replaced_amid_power_cuts() {
 }
 
 #[test]
+fn arrays_are_converted_resized_and_scrubbed_amid_power_cuts() {
+    let nr_seeds = std::env::var("UBTRFS_ARRAY_EVENTS").ok().and_then(|text| text.parse().ok()).unwrap_or(4);
+    for seed in 0..nr_seeds {
+        match ArrayCuts::record_eventful(seed).unwrap() {
+            Some(run) => verify(&run, 12),
+            None => return skipped(),
+        }
+    }
+}
+
+#[test]
 fn a_member_that_fails_and_returns_stale_loses_nothing() {
     let nr_seeds = std::env::var("UBTRFS_MEMBER_FAULTS").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
     for seed in 0..nr_seeds {

@@ -22,7 +22,7 @@ use anyhow::{Context, bail};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 use ubtrfs_control::filesystem::DeviceState;
-use ubtrfs_control::scrub::{Counts, Request, Response, ScrubProgress, ScrubReportMessage, StartScrub};
+use ubtrfs_control::scrub::{Counts, Request, Response, ScrubOutcome, ScrubProgress, ScrubReportMessage, StartScrub};
 use ubtrfs_control::{Channel, CommandFailure, ImageWork, Request as AnyRequest, Response as AnyResponse, filesystem};
 use ubtrfs_format::Profile;
 use ubtrfs_format::item::BlockGroupFlags;
@@ -83,12 +83,13 @@ struct ScrubStartArgs {
     /// Begin although the record of the last scrub is damaged or says that it runs
     #[arg(short, long)]
     force: bool,
-    /// Accepted for compatibility: the priority of the reads stays as it is
-    #[arg(short = 'c', value_name = "CLASS")]
+    /// The class of the I/O priority: 1 real time, 2 best effort, 3 idle (see ionice); by default, the priority stays as it
+    /// is
+    #[arg(short = 'c', value_name = "CLASS", value_parser = clap::value_parser!(u8).range(0..=3))]
     ioprio_class: Option<u8>,
-    /// Accepted for compatibility, as -c
-    #[arg(short = 'n', value_name = "NUMBER")]
-    ioprio_classdata: Option<u8>,
+    /// The level in the class of -c, or else in the class idle: from 0, the first, to 7
+    #[arg(short = 'n', value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(0..=7))]
+    ioprio_level: Option<u8>,
     /// Read at most so many bytes a second from each device
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0", hide_default_value = true)]
     limit: u64,
@@ -160,6 +161,15 @@ struct ScrubLimitArgs {
     image: ImageOptions,
 }
 
+impl ScrubStartArgs {
+    /// The class and the level of the I/O priority, if one of them is given. The defaults are those of btrfs-progs.
+    fn io_priority(&self) -> Option<(u8, u8)> {
+        const IDLE: u8 = 3;
+        let is_given = self.ioprio_class.is_some() || self.ioprio_level.is_some();
+        is_given.then(|| (self.ioprio_class.unwrap_or(IDLE), self.ioprio_level.unwrap_or(0)))
+    }
+}
+
 /// A filesystem as a scrub sees it.
 struct ScrubbedFilesystem {
     fsid: Uuid,
@@ -218,7 +228,12 @@ fn start(args: ScrubStartArgs, resumes: bool) -> anyhow::Result<ExitCode> {
         let Some(begun) = begun else {
             return nothing_to_resume(&args, &path, &filesystem);
         };
-        let request = StartScrub { devices: begun.starts.clone(), read_only: args.read_only, limit: args.limit };
+        let request = StartScrub {
+            devices: begun.starts.clone(),
+            read_only: args.read_only,
+            limit: args.limit,
+            io_priority: args.io_priority(),
+        };
         let done = scrub(channel, &filesystem, begun, request, detached.as_ref());
         match done.map_err(|error| not_started(error, &path))? {
             Some((record, report)) => {
@@ -257,6 +272,9 @@ fn start_in_background(args: &ScrubStartArgs, path: &CommandTarget, resumes: boo
     let mut again: Vec<OsString> = ["scrub", verb, "--detached"].map(OsString::from).to_vec();
     again.extend(args.read_only.then(|| "-r".into()));
     again.extend(args.force.then(|| "-f".into()));
+    if let Some((class, level)) = args.io_priority() {
+        again.extend([format!("-c{class}"), format!("-n{level}")].map(OsString::from));
+    }
     again.extend((args.limit > 0).then(|| format!("--limit={}", args.limit).into()));
     again.push("--".into());
     again.push(std::os::unix::ffi::OsStringExt::from_vec(args.path.bytes()));
@@ -364,7 +382,12 @@ fn scrub(
                 let mut record = record.clone();
                 while !waited(&is_done) {
                     for running in running(channel).unwrap_or_default() {
-                        record.devices.insert(running.devid, updated(running.devid, &running.counts));
+                        // The time of a device that has ended does not go on.
+                        let is_ended = |known: &DeviceScrubRecord| known.is_finished || known.is_cancelled;
+                        if !record.devices.get(&running.devid).is_some_and(is_ended) {
+                            let entry = ended(updated(running.devid, &running.counts), running.end.as_ref());
+                            record.devices.insert(running.devid, entry);
+                        }
                     }
                     keep(filesystem.fsid, &record);
                 }
@@ -396,11 +419,17 @@ fn scrub(
     for device in &report.devices {
         let is_finished = device.failure.is_none() && !device.is_cancelled;
         let entry = updated(device.devid, &device.counts);
-        let entry = DeviceScrubRecord { is_cancelled: device.is_cancelled, is_finished, ..entry };
+        let entry = DeviceScrubRecord { is_cancelled: !is_finished, is_finished, ..entry };
         record.devices.insert(device.devid, entry);
     }
     keep(filesystem.fsid, &record);
     Ok(Some((record, report)))
+}
+
+/// The record of a device with the end of its scrub. As in btrfs-progs, a scrub that failed counts as cancelled.
+fn ended(record: DeviceScrubRecord, end: Option<&ScrubOutcome>) -> DeviceScrubRecord {
+    let is_finished = end == Some(&ScrubOutcome::Finished);
+    DeviceScrubRecord { is_cancelled: end.is_some() && !is_finished, is_finished, ..record }
 }
 
 fn status(args: ScrubStatusArgs) -> anyhow::Result<ExitCode> {
@@ -446,6 +475,11 @@ fn status(args: ScrubStatusArgs) -> anyhow::Result<ExitCode> {
     }
     print_out(&text)?;
     if !is_progs() {
+        for running in running.iter().filter(|running| one.is_none_or(|one| one == running.devid)) {
+            if let Some(ScrubOutcome::Failed(reason)) = &running.end {
+                warn(&format!("the scrub of device {} stopped: {reason}", filesystem.name_of(running.devid)));
+            }
+        }
         tell_absent(&path, &filesystem.without_others(one));
     }
     Ok(ExitCode::SUCCESS)
@@ -491,7 +525,8 @@ fn limit(args: ScrubLimitArgs) -> anyhow::Result<ExitCode> {
         let running = running(channel)?;
         let mut text = format!("UUID: {}\n", filesystem.fsid);
         for device in &filesystem.devices {
-            let limit = running.iter().find(|running| running.devid == device.devid).map(|running| running.limit);
+            let of_device = running.iter().find(|running| running.devid == device.devid && running.end.is_none());
+            let limit = of_device.map(|running| running.limit);
             let limit = match limit {
                 None => "not running".to_owned(),
                 Some(0) => "unlimited".to_owned(),
@@ -568,18 +603,23 @@ impl ScrubbedFilesystem {
         };
         let total = self.devices.iter().find(|device| device.devid == devid).map_or(0, to_scrub);
         let mut record = *record;
+        let end = running.and_then(|running| running.end.as_ref());
         if let Some(running) = running {
             // The record may be some seconds old.
             let since = if record.resumed > 0 { record.resumed } else { record.started };
             let elapsed = now().saturating_sub(since);
             if record.resumed == 0 {
                 record.counts = running.counts;
-                record.duration = elapsed;
+                if !record.is_finished && !record.is_cancelled {
+                    record.duration = elapsed;
+                }
             }
+            record = ended(record, end);
             record.duration = record.duration.max(1);
         }
         let limit = running.map_or(0, |running| running.limit);
-        ShownScrub { state: ScrubPhase::of(&record, running.is_some()), record, total, limit }
+        let is_running = running.is_some() && end.is_none();
+        ShownScrub { state: ScrubPhase::of(&record, is_running), record, total, limit }
     }
 
     /// All devices together. As in btrfs-progs, the amount to scrub is that of the allocated bytes after a scrub, and
