@@ -16,7 +16,7 @@ use super::super::dump_tree;
 
 /// A part of a device that belongs to a block group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct MappedExtent {
+pub(super) struct ExtentOfGroup {
     /// Offset on the device, in bytes.
     pub(super) start: u64,
     /// Length in bytes.
@@ -30,7 +30,7 @@ pub(super) struct MappedExtent {
     pub(super) used: Option<u64>,
 }
 
-impl MappedExtent {
+impl ExtentOfGroup {
     /// Which part of the block group is in use, from 0 to 1.
     pub(super) fn fill(&self) -> f64 {
         let used = self.used.unwrap_or_default().min(self.group_len);
@@ -44,7 +44,7 @@ pub(super) struct MappedDevice {
     pub(super) devid: u64,
     /// Size in bytes, as the filesystem knows it.
     pub(super) size: u64,
-    pub(super) extents: Vec<MappedExtent>,
+    pub(super) extents: Vec<ExtentOfGroup>,
 }
 
 /// A file, and how its data lies on the disk.
@@ -113,7 +113,7 @@ impl SpaceMap {
             KeyType::CHUNK_ITEM => {
                 let Ok(chunk) = ChunkItem::decode(data) else { return };
                 for stripe in &chunk.stripes {
-                    devices.entry(stripe.devid.0).or_default().extents.push(MappedExtent {
+                    devices.entry(stripe.devid.0).or_default().extents.push(ExtentOfGroup {
                         start: stripe.offset.0,
                         len: chunk.device_extent_len(),
                         flags: chunk.flags,
@@ -133,20 +133,20 @@ impl SpaceMap {
     }
 
     fn read_files(&mut self, blocks: &Blocks, roots: &[(RootId, &str, Pointer)], nr_files: usize) {
-        let mut places: HashMap<RootId, Place> = HashMap::new();
+        let mut places: HashMap<RootId, NameInDir> = HashMap::new();
         self.each_item(blocks, blocks.root_tree(), &mut |key, data| {
             if key.item_type == KeyType::ROOT_BACKREF
                 && let Ok(backref) = RootRef::decode(data)
             {
-                let place = Place { root: RootId(key.offset), dir: backref.dirid, name: backref.name };
+                let place = NameInDir { root: RootId(key.offset), dir: backref.dirid, name: backref.name };
                 places.insert(RootId(key.objectid), place);
             }
         });
         let mut worst = Worst { limit: nr_files, heap: BinaryHeap::new() };
-        let mut dirs: HashMap<(RootId, u64), Place> = HashMap::new();
+        let mut dirs: HashMap<(RootId, u64), NameInDir> = HashMap::new();
         for (id, _, root) in roots.iter().filter(|(id, ..)| id.is_subvolume()) {
-            let mut file = OpenFile::default();
-            let mut done = |file: OpenFile, map: &mut (FileCounts, u64)| {
+            let mut file = WalkedFile::default();
+            let mut done = |file: WalkedFile, map: &mut (FileCounts, u64)| {
                 if file.counts.extents > 0 {
                     map.0.pieces += file.counts.pieces;
                     map.0.extents += file.counts.extents;
@@ -164,11 +164,11 @@ impl SpaceMap {
                 match key.item_type {
                     KeyType::INODE_REF if file.name.is_none() => {
                         let first = InodeRef::decode_all(data).unwrap_or_default().into_iter().next();
-                        file.name = first.map(|name| Place { root: *id, dir: key.offset, name: name.name });
+                        file.name = first.map(|name| NameInDir { root: *id, dir: key.offset, name: name.name });
                     }
                     KeyType::INODE_EXTREF if file.name.is_none() => {
                         let first = InodeExtref::decode_all(data).unwrap_or_default().into_iter().next();
-                        file.name = first.map(|name| Place { root: *id, dir: name.parent, name: name.name });
+                        file.name = first.map(|name| NameInDir { root: *id, dir: name.parent, name: name.name });
                     }
                     // Only directories have these.
                     KeyType::DIR_ITEM | KeyType::DIR_INDEX => {
@@ -204,7 +204,7 @@ impl SpaceMap {
 
 /// A name in a directory of a subvolume.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct NameInDir {
     root: RootId,
     dir: u64,
     name: Vec<u8>,
@@ -212,15 +212,15 @@ struct Place {
 
 /// The file whose items are read.
 #[derive(Clone, Debug, Default)]
-struct OpenFile {
+struct WalkedFile {
     ino: u64,
-    name: Option<Place>,
+    name: Option<NameInDir>,
     counts: FileCounts,
     /// The offset in the file and the address on the disk that continue the last piece.
     next: (u64, u64),
 }
 
-impl OpenFile {
+impl WalkedFile {
     fn add(&mut self, offset: u64, data: &[u8]) {
         let Ok(item) = FileExtent::decode(data) else { return };
         let Some(extent) = item.disk_extent() else { return };
@@ -236,7 +236,7 @@ impl OpenFile {
 }
 
 /// What is kept of a file: its counts, its subvolume and inode, and its name.
-type Kept = (FileCounts, RootId, u64, Option<Place>);
+type Kept = (FileCounts, RootId, u64, Option<NameInDir>);
 
 /// The files with most pieces so far.
 struct Worst {
@@ -245,21 +245,25 @@ struct Worst {
 }
 
 impl Worst {
-    fn add(&mut self, root: RootId, file: OpenFile) {
+    fn add(&mut self, root: RootId, file: WalkedFile) {
         self.heap.push(Reverse((file.counts, root, file.ino, file.name)));
         if self.heap.len() > self.limit {
             self.heap.pop();
         }
     }
 
-    fn take(self, path_of: impl Fn(Option<Place>) -> Vec<u8>) -> Vec<MappedFile> {
+    fn take(self, path_of: impl Fn(Option<NameInDir>) -> Vec<u8>) -> Vec<MappedFile> {
         let sorted = self.heap.into_sorted_vec();
         sorted.into_iter().map(|Reverse((counts, _, _, place))| MappedFile { path: path_of(place), counts }).collect()
     }
 }
 
 /// The path of a name from the top level. Parents that are not found, or lead back, end it.
-fn path_of(place: Option<Place>, dirs: &HashMap<(RootId, u64), Place>, subvolumes: &HashMap<RootId, Place>) -> Vec<u8> {
+fn path_of(
+    place: Option<NameInDir>,
+    dirs: &HashMap<(RootId, u64), NameInDir>,
+    subvolumes: &HashMap<RootId, NameInDir>,
+) -> Vec<u8> {
     /// More than Linux's limit for a path.
     const DEPTH_MAX: usize = 4096;
     /// The root directory of a subvolume.

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use ubtrfs_format::item::BlockGroupFlags;
 
-use super::layout::{MappedDevice, MappedExtent, SpaceMap};
+use super::layout::{ExtentOfGroup, MappedDevice, SpaceMap};
 use super::{kind_of, shown_file};
 use crate::common::format_size;
 
@@ -129,7 +129,7 @@ impl Picture {
     }
 }
 
-fn title_of(extent: &MappedExtent) -> String {
+fn title_of(extent: &ExtentOfGroup) -> String {
     let (kind, profile) = kind_of(extent.flags);
     let used = extent.used.map_or_else(|| "unknown".to_owned(), format_size);
     format!(

@@ -29,7 +29,7 @@ pub(super) struct ReadEntry {
     has_data: bool,
 }
 
-enum Message {
+enum ReadPart {
     Entry(ReadEntry),
     /// A piece of the last entry's content: its offset and bytes.
     Piece(u64, Vec<u8>),
@@ -41,8 +41,8 @@ enum Message {
 
 /// A walk that is under way.
 pub(super) struct ReadAhead {
-    from: Receiver<Vec<Message>>,
-    arrived: VecDeque<Message>,
+    from: Receiver<Vec<ReadPart>>,
+    arrived: VecDeque<ReadPart>,
     /// The entry that the copy asked for last.
     current: Option<ReadEntry>,
 }
@@ -61,7 +61,7 @@ impl ReadAhead {
         Some(Self { from, arrived: VecDeque::new(), current: None })
     }
 
-    fn next(&mut self) -> Option<Message> {
+    fn next(&mut self) -> Option<ReadPart> {
         if self.arrived.is_empty() {
             self.arrived = self.from.recv().ok()?.into();
         }
@@ -73,8 +73,8 @@ impl ReadAhead {
         self.current = None;
         loop {
             match self.next()? {
-                Message::Entry(entry) if entry.path == path => return Some(self.current.insert(entry)),
-                Message::Entry(_) | Message::Piece(..) | Message::End { .. } => {}
+                ReadPart::Entry(entry) if entry.path == path => return Some(self.current.insert(entry)),
+                ReadPart::Entry(_) | ReadPart::Piece(..) | ReadPart::End { .. } => {}
             }
         }
     }
@@ -91,9 +91,9 @@ impl ReadAhead {
         }
         loop {
             match self.next() {
-                Some(Message::Piece(at, bytes)) => piece(at, &bytes)?,
-                Some(Message::End { complete }) => return Ok(complete),
-                Some(Message::Entry(_)) | None => return Ok(false),
+                Some(ReadPart::Piece(at, bytes)) => piece(at, &bytes)?,
+                Some(ReadPart::End { complete }) => return Ok(complete),
+                Some(ReadPart::Entry(_)) | None => return Ok(false),
             }
         }
     }
@@ -117,8 +117,8 @@ impl ReadEntry {
 struct CopyEnded;
 
 struct Walk {
-    to: SyncSender<Vec<Message>>,
-    batch: Vec<Message>,
+    to: SyncSender<Vec<ReadPart>>,
+    batch: Vec<ReadPart>,
     batch_bytes: usize,
 }
 
@@ -146,7 +146,7 @@ impl Walk {
             let xattrs = info.as_ref().and_then(|_| xattrs_at(&path).ok());
             let size = info.as_ref().map_or(0, |info| info.size);
             let entry = ReadEntry { path: path.clone(), info, xattrs, names, has_data: file.is_some() };
-            self.pass(Message::Entry(entry), ENTRY_BYTES + path.len())?;
+            self.pass(ReadPart::Entry(entry), ENTRY_BYTES + path.len())?;
             if let Some(file) = file {
                 self.content(&file, size)?;
             }
@@ -161,16 +161,16 @@ impl Walk {
             let count = file.read_at(&mut bytes, at)?;
             bytes.truncate(count);
             if count > 0 {
-                ended = self.pass(Message::Piece(at, bytes), count);
+                ended = self.pass(ReadPart::Piece(at, bytes), count);
             }
             // Zero ends the reading.
             Ok(if ended.is_ok() { count } else { 0 })
         });
         ended?;
-        self.pass(Message::End { complete: read.is_ok() }, 0)
+        self.pass(ReadPart::End { complete: read.is_ok() }, 0)
     }
 
-    fn pass(&mut self, message: Message, bytes: usize) -> Result<(), CopyEnded> {
+    fn pass(&mut self, message: ReadPart, bytes: usize) -> Result<(), CopyEnded> {
         self.batch.push(message);
         self.batch_bytes += bytes;
         if self.batch_bytes < BATCH_BYTES { Ok(()) } else { self.pass_batch() }
