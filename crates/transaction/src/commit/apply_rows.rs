@@ -58,6 +58,11 @@ impl Engine {
         self.abort_state.or_abort("applying delayed items", || self.apply_rows(&mut work))
     }
 
+    /// Memory that the next commit needs for the changes of file extent items so far.
+    pub(crate) fn waiting_bytes(&self) -> u64 {
+        self.admission.load.nr_extent_changes().saturating_mul(WAITING_BYTES)
+    }
+
     /// Whether a flush should apply rows and leave the names delayed, instead of committing. `nr_refs` is the number of
     /// delayed refs of earlier applies.
     fn rows_are_worth_an_apply(&self, nr_refs: usize) -> bool {

@@ -76,11 +76,6 @@ impl Engine {
         rest.clamp(self.memory_part(FREE_PART).saturating_mul(2), self.memory_part(LIMIT_PART))
     }
 
-    /// Memory that the next commit needs for the changes of file extent items so far (I4).
-    pub(crate) fn waiting_bytes(&self) -> u64 {
-        self.admission.load.nr_extent_changes().saturating_mul(WAITING_BYTES)
-    }
-
     /// The current limit of [`Self::waiting_bytes`] (I4).
     fn waiting_limit(&self) -> u64 {
         let frozen = self.admission.load.nr_frozen_extent_changes().saturating_mul(WAITING_BYTES);
