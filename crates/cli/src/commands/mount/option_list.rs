@@ -39,6 +39,7 @@ pub const OF_BTRFS: &[MountOption] = &[
     option("noacl", "no POSIX ACLs"),
     option("notreelog", "fsync commits, instead of writing a log"),
     option("nologreplay", "with ro: show the last commit, without what fsync made durable since"),
+    option("space_cache=v2", "the default; v1 and nospace_cache are refused if the filesystem has a free space tree"),
     option("skip_balance", "leave an interrupted balance paused"),
     option(
         "rescue=usebackuproot",
