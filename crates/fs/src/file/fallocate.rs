@@ -156,8 +156,7 @@ impl Fs {
                 self.missing_size(inode, &state, wide.clone(), zero)?
             };
             (missing, nr_gaps) = (missing.max(now.0), nr_gaps.max(now.1));
-            let bytes = missing + 4 * sectorsize;
-            let space = self.engine.reserve_data_with_items(inode.id.root, bytes, nr_gaps)?;
+            let space = self.engine.reserve_data_with_items(inode.id.root, missing, nr_gaps)?;
             let (locks, state) = lock(inode)?;
             // If another thread punched a hole or shortened the file before the locks were taken, the range may need
             // more space than was reserved. Then reserve again (I4).
@@ -183,11 +182,17 @@ impl Fs {
         self.put_changed(inode, state, if keep_size { 0 } else { range.end })
     }
 
-    /// Total length in bytes, and number, of the ranges that [`Self::missing`] returns.
+    /// The bytes of data space that an allocation needs, and the number of the ranges that [`Self::missing`] returns. The
+    /// bytes are those of these ranges, and of the sectors that [`Self::prepare_end`] and [`Self::zero_edges`] may make
+    /// dirty. They are no more than needed, so all space that `df` shows can be preallocated.
     #[allow(clippy::arithmetic_side_effects, reason = "the range ends at most at `MAX_SIZE`, rounded up to a sector")]
     fn missing_size(&self, inode: &Inode, state: &InodeState, range: Range<u64>, zero: bool) -> Result<(u64, u64)> {
         let gaps = self.missing(inode, state, range, zero)?;
-        Ok((gaps.iter().map(|gap| gap.end - gap.start).sum(), gaps.len() as u64))
+        let (size, sectorsize) = (state.item.size, u64::from(self.geometry.sectorsize));
+        let has_partial_end = size > 0 && (size <= sectorsize || !size.is_multiple_of(sectorsize));
+        let nr_sectors = 2 * (u64::from(has_partial_end) + u64::from(zero));
+        let bytes: u64 = gaps.iter().map(|gap| gap.end - gap.start).sum();
+        Ok((bytes + nr_sectors * sectorsize, gaps.len() as u64))
     }
 
     /// Returns the parts of a range that have neither an extent nor pending data; with `zero`, also the parts that have

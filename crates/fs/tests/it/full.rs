@@ -343,6 +343,27 @@ fn files_are_shortened_and_punched_on_a_full_filesystem() {
 }
 
 #[test]
+fn all_space_that_is_available_can_be_preallocated() {
+    if !kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(2048 * MIB, &[]).unwrap();
+    let fs = open(&image, &MountOptions::default());
+    let id = fs.create(fs.root(), b"all", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+    let available = |fs: &Fs| fs.statfs().map(|stat| stat.bavail * u64::from(stat.bsize)).unwrap();
+    let bytes = available(&fs);
+    fs.fallocate(id, 0, bytes, FallocateMode::KEEP_SIZE).unwrap();
+    fs.sync().unwrap();
+    assert_eq!(available(&fs), 0);
+    // The range is allocated already, so it needs no space.
+    fs.fallocate(id, 0, bytes, FallocateMode::empty()).unwrap();
+    assert!(is_full(&fs.fallocate(id, 0, bytes + 4096, FallocateMode::KEEP_SIZE).unwrap_err()));
+    fs.write_all(id, 0, &[1; 131_072]).unwrap();
+    fs.close().unwrap();
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
 fn parts_of_sectors_of_files_without_copy_on_write_are_punched_on_a_full_filesystem() {
     if !kernel_oracle() {
         return;
