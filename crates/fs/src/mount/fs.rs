@@ -211,6 +211,11 @@ impl Fs {
         &self.options
     }
 
+    /// Changes the time between commits; 0 means the default. [`Self::options`] stays as it is.
+    pub fn set_commit_secs(&self, secs: u32) {
+        self.commit_thread.set_interval(if secs == 0 { MountOptions::default().commit_secs } else { secs });
+    }
+
     /// The superblock of the last commit.
     pub fn superblock(&self) -> Superblock {
         self.engine.superblock()
