@@ -6,7 +6,7 @@
 //! | stats                      | nothing but a file of the filesystem; only administrators see names of files         |
 //! | info, label, mount options | nothing but a file of the filesystem                                                 |
 //! | usage                      | nothing but a file of the filesystem; only administrators see what each device holds |
-//! | set label, trim            | the rights of an administrator ([`CommandContext::require_admin`])                   |
+//! | set label, trim, interval  | the rights of an administrator ([`CommandContext::require_admin`])                   |
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -37,6 +37,11 @@ pub enum Request {
         /// The new label: at most 255 bytes, none of which is 0; an empty label removes the old one.
         #[serde(with = "crate::bytes")]
         label: Vec<u8>,
+    },
+    /// Changes the time between commits, until the filesystem is unmounted.
+    SetCommitInterval {
+        /// Seconds; 0 means the default.
+        secs: u32,
     },
     /// Tells the devices which space is free: [`Response::Trimmed`].
     Trim {
@@ -236,6 +241,11 @@ pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<
         Request::SetLabel { label } => {
             context.require_admin()?;
             context.fs.set_label(&label)?;
+            Ok(Response::Done)
+        }
+        Request::SetCommitInterval { secs } => {
+            context.require_admin()?;
+            context.fs.set_commit_secs(secs);
             Ok(Response::Done)
         }
         Request::Trim { start, len_bytes, min_bytes } => {

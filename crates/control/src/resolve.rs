@@ -143,7 +143,7 @@ pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<
 /// The uses of the extent that contains an address, and the address's offset in the extent.
 fn uses(context: &CommandContext<'_>, bytenr: u64, whole_extent: bool, max: usize) -> Result<(u64, Vec<ExtentUse>)> {
     let none = || CommandFailure::new(Errno::NOENT, "no data extent contains this address");
-    context.fs.uses_of_address(Logical(bytenr), whole_extent, max)?.ok_or_else(none)
+    context.fs.current_uses_of_address(Logical(bytenr), whole_extent, max)?.ok_or_else(none)
 }
 
 fn limit(max: Option<u32>) -> usize {

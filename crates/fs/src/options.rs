@@ -98,8 +98,10 @@ pub struct MountOptions {
     pub acl: bool,
     /// fsync commits instead of writing a tree log.
     pub notreelog: bool,
-    /// Do not replay a tree log, so the mount shows the last commit. For read-only mounts.
+    /// Do not replay a tree log, so the mount shows the last commit. [`Self::read_only`] is required.
     pub nologreplay: bool,
+    /// Keep no free space tree: refused if the filesystem has one, because this engine cannot remove it.
+    pub no_free_space_tree: bool,
     /// What opening a damaged filesystem passes over. [`Self::read_only`] is required, but not by
     /// [`Rescue::use_backup_root`].
     pub rescue: Rescue,
@@ -134,6 +136,7 @@ impl Default for MountOptions {
             acl: true,
             notreelog: false,
             nologreplay: false,
+            no_free_space_tree: false,
             rescue: Rescue::default(),
             skip_balance: false,
             track_lookups: false,
@@ -157,7 +160,6 @@ const NO_EFFECT: &[&str] = &[
     "dirsync",
     "enospc_debug",
     "exec",
-    "fragment",
     "inode_cache",
     "iversion",
     "lazytime",
@@ -173,13 +175,11 @@ const NO_EFFECT: &[&str] = &[
     "noiversion",
     "nolazytime",
     "nomand",
-    "nospace_cache",
     "nossd",
     "nossd_spread",
     "nosuid",
     "ref_verify",
     "rescan_uuid_tree",
-    "space_cache",
     "ssd",
     "ssd_spread",
     "suid",
@@ -187,8 +187,7 @@ const NO_EFFECT: &[&str] = &[
 ];
 
 /// Options of the kernel that this engine refuses with a message, instead of ignoring them.
-const REFUSED: &[(&str, &str)] =
-    &[("fatal_errors", "is not supported"), ("sync", "is not supported; use fsync or `ubtrfs filesystem sync`")];
+const REFUSED: &[(&str, &str)] = &[("sync", "is not supported; use fsync or `ubtrfs filesystem sync`")];
 
 impl MountOptions {
     /// Parses a comma-separated list of options; a later option overrides an earlier one. Fails if an option is
@@ -288,9 +287,21 @@ impl MountOptions {
             "norecovery" | "nologreplay" => self.nologreplay = true,
             "usebackuproot" | "recovery" => self.rescue.use_backup_root = true,
             "rescue" => needs_value()?.split(':').try_for_each(|part| self.apply_rescue(option, part))?,
-            "space_cache" if !matches!(value, None | Some("v1" | "v2")) => {
-                return Err(bad(option, "expected space_cache, space_cache=v1 or space_cache=v2"));
+            "space_cache" => match value {
+                None | Some("v1") => self.no_free_space_tree = true,
+                Some("v2") => self.no_free_space_tree = false,
+                Some(_) => return Err(bad(option, "expected space_cache, space_cache=v1 or space_cache=v2")),
+            },
+            "nospace_cache" => self.no_free_space_tree = true,
+            "fatal_errors" => match value {
+                Some("bug") => {}
+                Some("panic") => return Err(bad(option, "is not supported; omit it, or give fatal_errors=bug")),
+                _ => return Err(bad(option, "expected fatal_errors=bug")),
+            },
+            "fragment" if !matches!(value, Some("data" | "metadata" | "all")) => {
+                return Err(bad(option, "expected fragment=data, fragment=metadata or fragment=all"));
             }
+            "fragment" => {}
             _ if NO_EFFECT.contains(&name) => {}
             _ => return Ok(false),
         }
@@ -406,6 +417,18 @@ mod tests {
             let error = compress(wrong).unwrap_err().to_string();
             assert!(error.contains(wrong), "{error}");
         }
+    }
+
+    #[test]
+    fn values_that_the_kernel_refuses_are_refused() {
+        for option in ["fragment", "fragment=invalid", "fatal_errors", "fatal_errors=panic", "space_cache=v3"] {
+            let error = MountOptions::parse(option).unwrap_err().to_string();
+            assert!(error.contains(option), "{error}");
+        }
+        MountOptions::parse("fragment=all,fatal_errors=bug").unwrap();
+        let keeps_no_tree = |text: &str| MountOptions::parse(text).unwrap().no_free_space_tree;
+        assert!(["space_cache", "space_cache=v1", "nospace_cache"].iter().all(|text| keeps_no_tree(text)));
+        assert!(!keeps_no_tree("nospace_cache,space_cache=v2") && !keeps_no_tree("clear_cache"));
     }
 
     #[test]

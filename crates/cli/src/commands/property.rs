@@ -4,14 +4,15 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
-use ubtrfs_control::{Channel, OpenedFile, Request, Response, file, filesystem, subvolume};
+use rustix::io::Errno;
+use ubtrfs_control::{Channel, CommandFailure, OpenedFile, Request, Response, file, filesystem, subvolume};
 use ubtrfs_format::item::RootFlags;
 
 use super::offline::text::printable;
 use super::offline::{ImageOptions, ImageUse};
 use super::place::{CommandTarget, open, with_channel};
 use crate::common::print_out;
-use crate::progs::is_progs;
+use crate::progs::{failed_call, is_progs};
 
 /// Show and set properties of files, subvolumes and filesystems
 #[derive(clap::Args)]
@@ -233,6 +234,7 @@ fn set(args: &PropertySetArgs) -> anyhow::Result<()> {
     let read_only = match (args.name, bytes) {
         (PropertyName::Ro, b"true") => true,
         (PropertyName::Ro, b"false") => false,
+        (PropertyName::Ro, _) if is_progs() => bail!("invalid value for property: {}", printable(bytes)),
         (PropertyName::Ro, _) => bail!("ro must be true or false, not '{}'", printable(bytes)),
         _ => false,
     };
@@ -252,7 +254,11 @@ fn set(args: &PropertySetArgs) -> anyhow::Result<()> {
             PropertyName::Label => Request::Filesystem(filesystem::Request::SetLabel { label: bytes.to_vec() }),
             PropertyName::Compression => Request::File(file::Request::SetCompression { of: 0, method: bytes.to_vec() }),
         };
-        let done = channel.call(request, &[&opened]);
-        done.map(|_| ()).with_context(|| format!("cannot set {} of {target}", args.name.text()))
+        let name = args.name.text();
+        let failed = |failure: CommandFailure| {
+            let known = failed_call(&failure, &[Errno::INVAL], || format!("failed to set {name} for {target}"));
+            known.unwrap_or_else(|| anyhow::Error::from(failure).context(format!("cannot set {name} of {target}")))
+        };
+        channel.call(request, &[&opened]).map(|_| ()).map_err(failed)
     })
 }

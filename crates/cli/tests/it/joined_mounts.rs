@@ -514,6 +514,11 @@ fn a_remount_changes_the_flags_of_one_mount() {
     for option in ["subvol=@", "subvolid=256", "subvolid=5", "subvol=none"] {
         refused(&scene.try_mount(&["-o", &format!("remount,{option}")], "b"), &[option, "cannot change"]);
     }
+    for commit in ["commit=1", "commit=0", "rw,commit=5"] {
+        scene.mount(&["-o", &format!("remount,{commit}")], "b");
+    }
+    refused(&scene.try_mount(&["-o", "remount,commit=soon"], "b"), &["number of seconds"]);
+    refused(&scene.try_mount(&["-o", "remount,commit=5,compress=zstd"], "b"), &["compress=zstd", "cannot change"]);
     // As on Linux, the whole filesystem becomes read-only and writable again, and each mount keeps its own flag.
     scene.mount(&["-o", "remount,ro"], "b");
     assert!(fs::write(scene.path("a/f"), "x").is_err());

@@ -213,6 +213,7 @@ fn ranges_are_shared_on_mounts_and_images() {
     let path = image.path().display().to_string();
     let on_image = |name: &str| format!("{path}:/{name}");
     let work = |at: &dyn Fn(&str) -> String, prefix: &str| {
+        let in_snapshot = at(&format!("snapshot/{prefix}-same"));
         let at = |name: &str| at(&format!("{prefix}-{name}"));
         let words = |command: &str, words: &[&str]| {
             ubtrfs(["filesystem", command].iter().chain(words).copied().collect::<Vec<_>>())
@@ -235,6 +236,11 @@ fn ranges_are_shared_on_mounts_and_images() {
         refused(&words("dedupe", &[&source, &at("failed")]), &["cannot open"]);
         refused(&words("clone", &[&source, &at("missing/new")]), &["cannot make"]);
         refused(&words("clone", &[&source, "/tmp"]), &[]);
+        // As on Linux, root may deduplicate into a read-only snapshot.
+        assert_ne!(our_extents(&in_snapshot), our_extents(&source));
+        ok(words("dedupe", &[&source, &in_snapshot]));
+        assert_eq!(our_extents(&in_snapshot), our_extents(&source));
+        refused(&words("clone", &[&source, &in_snapshot]), &["ead-only"]);
     };
     let mount = Mount::new(image.path(), &[]);
     for prefix in ["mount", "image"] {
@@ -246,6 +252,7 @@ fn ranges_are_shared_on_mounts_and_images() {
         fs::write(mount.at(&format!("{prefix}-target")), b"0123").unwrap();
     }
     ok(ubtrfs(["sync", &mount.at("")]));
+    ok(ubtrfs(["subvolume", "snapshot", "-r", &mount.at(""), &mount.at("snapshot")]));
     let times = |name: &str| fs::metadata(mount.at(name)).unwrap().modified().unwrap();
     let before = times("mount-same");
     // Read the file, so that the kernel caches a page that it later has to forget.

@@ -154,6 +154,7 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (Request::Filesystem(whole::Request::Info), &["/"], everyone),
         (Request::Filesystem(whole::Request::Usage), &["/"], everyone),
         (Request::Filesystem(whole::Request::SetLabel { label: b"new".to_vec() }), &["/"], admins),
+        (Request::Filesystem(whole::Request::SetCommitInterval { secs: 30 }), &["/"], admins),
         // These requests lack the stream (EBADF), which is noticed only after the rights are checked.
         (receive(), &["/open"], [BADF, BADF, PERM, PERM, PERM]),
         (receive(), &["/closed"], [BADF, ACCES, PERM, PERM, PERM]),

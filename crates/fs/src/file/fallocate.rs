@@ -21,6 +21,7 @@ use ubtrfs_transaction::{DataExtent, DataReservation, MetadataReservation};
 
 use crate::file::read::check_regular;
 use crate::file::truncate::lock;
+use crate::file::write::is_shortage;
 use crate::inode::state::{Inode, InodeState};
 use crate::items::file_extent::{ExtentAt, ExtentPlan, extents_in, last_extent_before, whole_extent};
 use crate::session::context::MetadataPurpose;
@@ -74,14 +75,29 @@ impl Fs {
         let sectorsize = u64::from(self.geometry.sectorsize);
         // Only the partial sectors at the ends take new space. Whole sectors can be punched at a quota limit and on a
         // full filesystem.
-        let is_aligned = range.start.is_multiple_of(sectorsize) && range.end.is_multiple_of(sectorsize);
-        let mut space = match is_aligned {
-            true => None,
-            false => Some(self.engine.reserve_data_for(inode.id.root, 2 * sectorsize)?),
-        };
-        let purpose = if is_aligned { MetadataPurpose::Removal(8) } else { MetadataPurpose::Change(8) };
+        let edges = partial_sectors(&range, sectorsize);
+        let purpose = if edges.is_empty() { MetadataPurpose::Removal(8) } else { MetadataPurpose::Change(8) };
+        let (mut space, mut shortage) = (None, None);
+        if !edges.is_empty() {
+            match self.engine.reserve_data_for(inode.id.root, 2 * sectorsize) {
+                Ok(reserved) => space = Some(reserved),
+                Err(error) if is_shortage(&error) => shortage = Some(error),
+                Err(error) => return Err(error.into()),
+            }
+        }
         drop(self.context.reserve(purpose)?);
-        let (_locks, mut state) = lock(inode)?;
+        let (_locks, mut state, unreserved) = match shortage {
+            None => {
+                let (locks, state) = lock(inode)?;
+                (locks, state, None)
+            }
+            // As for a write, the sectors need no new space if they can be overwritten in place.
+            Some(error) => {
+                let Some(allocated) = self.lock_allocated(inode, &edges)? else { return Err(error.into()) };
+                space = allocated.space;
+                (allocated.guards.0, allocated.state, Some(allocated.guards.1))
+            }
+        };
         let state = &mut *state;
         if !self.punch_changes(inode, state, &range)? {
             return Ok(false);
@@ -95,6 +111,7 @@ impl Fs {
             inner
         };
         self.zero_edges(inode, state, &range, &inner, &mut space)?;
+        drop(unreserved);
         if !inner.is_empty() {
             self.drop_data(inode, state, inner)?;
         }
@@ -139,8 +156,7 @@ impl Fs {
                 self.missing_size(inode, &state, wide.clone(), zero)?
             };
             (missing, nr_gaps) = (missing.max(now.0), nr_gaps.max(now.1));
-            let bytes = missing + 4 * sectorsize;
-            let space = self.engine.reserve_data_with_items(inode.id.root, bytes, nr_gaps)?;
+            let space = self.engine.reserve_data_with_items(inode.id.root, missing, nr_gaps)?;
             let (locks, state) = lock(inode)?;
             // If another thread punched a hole or shortened the file before the locks were taken, the range may need
             // more space than was reserved. Then reserve again (I4).
@@ -166,11 +182,17 @@ impl Fs {
         self.put_changed(inode, state, if keep_size { 0 } else { range.end })
     }
 
-    /// Total length in bytes, and number, of the ranges that [`Self::missing`] returns.
+    /// The bytes of data space that an allocation needs, and the number of the ranges that [`Self::missing`] returns. The
+    /// bytes are those of these ranges, and of the sectors that [`Self::prepare_end`] and [`Self::zero_edges`] may make
+    /// dirty. They are no more than needed, so all space that `df` shows can be preallocated.
     #[allow(clippy::arithmetic_side_effects, reason = "the range ends at most at `MAX_SIZE`, rounded up to a sector")]
     fn missing_size(&self, inode: &Inode, state: &InodeState, range: Range<u64>, zero: bool) -> Result<(u64, u64)> {
         let gaps = self.missing(inode, state, range, zero)?;
-        Ok((gaps.iter().map(|gap| gap.end - gap.start).sum(), gaps.len() as u64))
+        let (size, sectorsize) = (state.item.size, u64::from(self.geometry.sectorsize));
+        let has_partial_end = size > 0 && (size <= sectorsize || !size.is_multiple_of(sectorsize));
+        let nr_sectors = 2 * (u64::from(has_partial_end) + u64::from(zero));
+        let bytes: u64 = gaps.iter().map(|gap| gap.end - gap.start).sum();
+        Ok((bytes + nr_sectors * sectorsize, gaps.len() as u64))
     }
 
     /// Returns the parts of a range that have neither an extent nor pending data; with `zero`, also the parts that have
@@ -418,6 +440,15 @@ impl Fs {
         plan.apply(&op, &inode.home.tree, inode.id.ino);
         inode.put_item(&op, state);
     }
+}
+
+/// The sectors that a range covers in part.
+#[allow(clippy::arithmetic_side_effects, reason = "the range ends at most at `MAX_SIZE`, rounded up to a sector")]
+fn partial_sectors(range: &Range<u64>, sectorsize: u64) -> Vec<Range<u64>> {
+    let ends = [range.start, range.end].into_iter().filter(|end| !end.is_multiple_of(sectorsize));
+    let mut sectors: Vec<_> = ends.map(|end| end - end % sectorsize..end.next_multiple_of(sectorsize)).collect();
+    sectors.dedup();
+    sectors
 }
 
 fn prealloc_extent(extent: DataExtent) -> ubtrfs_format::item::FileExtent {

@@ -120,7 +120,8 @@ impl Fs {
 
     /// Compares two ranges and shares them as [`Fs::clone_range`] does, piece by piece, up to the first piece that
     /// differs. Returns whether the ranges have equal content. Both ranges must end inside their files. Times do not
-    /// change. `job` counts the bytes of the range.
+    /// change. As on Linux, the target may be in a read-only subvolume, because its content stays. `job` counts the bytes
+    /// of the range.
     #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
     pub fn dedupe_range(
         &self,
@@ -132,7 +133,10 @@ impl Fs {
         job: &Job,
     ) -> Result<bool> {
         let source = self.inode(src)?;
-        let target = self.inode_to_change(dst)?;
+        let (target, in_read_only) = match self.inode_to_change(dst) {
+            Err(Error::ReadOnlySubvolume) => (self.inode_of_open_file(dst)?, true),
+            target => (target?, false),
+        };
         check_regular(&*source.read()?)?;
         check_regular(&*target.read()?)?;
         let sectorsize = u64::from(self.geometry.sectorsize);
@@ -154,6 +158,8 @@ impl Fs {
         let mut done = 0;
         while done < len {
             job.check()?;
+            // A send reads a read-only subvolume's extents by address.
+            let _moving = in_read_only.then(|| self.subvolumes.sends.begin_move(job)).transpose()?;
             let piece = (len - done).min(DEDUPE_PIECE);
             let (from, to) = (src_off + done, dst_off + done);
             if !self.dedupe_piece(&source, from, &target, to, piece)? {

@@ -1,5 +1,6 @@
 //! Writing files. Data goes into memory, with space reserved for it; writeback puts it on disk.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ubtrfs_error::Error as EngineError;
@@ -120,14 +121,14 @@ impl Fs {
         let mut reservation = self.engine.try_reserve_data_for(root, wanted)?;
         let mut allocated = match reservation {
             Some(_) => None,
-            None => self.lock_allocated(inode, wide.clone())?,
+            None => self.lock_allocated(inode, std::slice::from_ref(&wide))?,
         };
         if reservation.is_none() && allocated.is_none() {
             match self.engine.reserve_data_for(root, wanted) {
                 Ok(space) => reservation = Some(space),
                 Err(error) if !is_shortage(&error) => return Err(error.into()),
                 Err(error) => {
-                    allocated = self.lock_allocated(inode, wide.clone())?;
+                    allocated = self.lock_allocated(inode, std::slice::from_ref(&wide))?;
                     match (&allocated, &mut piece) {
                         (Some(_), _) => {}
                         (None, WritePiece::Bytes(data)) => {
@@ -309,34 +310,44 @@ impl Fs {
         self.write_dirty(inode, state, 0, &bytes, space)
     }
 
-    /// Locks the file for a write of `range` if the write needs no new data space, because all of the range is
-    /// preallocated or can be overwritten in place. Returns `None` also if the limits of quota groups leave no room for
-    /// the items into which preallocated extents are split.
-    fn lock_allocated<'i>(&'i self, inode: &'i Inode, range: std::ops::Range<u64>) -> Result<Option<Allocated<'i>>> {
+    /// Locks the file for a write of `ranges` (sector-aligned) if the write needs no new data space, because all of the
+    /// ranges are preallocated or can be overwritten in place. Returns `None` also if the limits of quota groups leave no
+    /// room for the items into which preallocated extents are split.
+    pub(crate) fn lock_allocated<'i>(
+        &'i self,
+        inode: &'i Inode,
+        ranges: &[Range<u64>],
+    ) -> Result<Option<Allocated<'i>>> {
         if !inode.read()?.has_flags(InodeFlags::PREALLOC | InodeFlags::NODATACOW) {
             return Ok(None);
         }
         let unreserved = self.data.unreserved.read();
         let (locks, state) = lock(inode)?;
         let overwrite = state.has_flags(InodeFlags::NODATACOW) && state.has_flags(InodeFlags::NODATASUM);
-        let mut at = range.start;
         let mut has_prealloc = false;
-        for extent in extents_in(&inode.home.tree, inode.id.ino, range.clone(), usize::MAX, self.geometry.sectorsize)? {
-            let usable = extent.is_prealloc() || (overwrite && extent.is_data() && !extent.is_inline());
-            let (true, true, Some(regular)) = (usable, extent.start <= at, extent.extent.disk_extent()) else { break };
-            if self.engine.extent_is_shared(inode.id.root, inode.id.ino, extent.start, &regular)? {
-                break;
+        for range in ranges {
+            let mut at = range.start;
+            let extents =
+                extents_in(&inode.home.tree, inode.id.ino, range.clone(), usize::MAX, self.geometry.sectorsize)?;
+            for extent in extents {
+                let usable = extent.is_prealloc() || (overwrite && extent.is_data() && !extent.is_inline());
+                let (true, true, Some(regular)) = (usable, extent.start <= at, extent.extent.disk_extent()) else {
+                    break;
+                };
+                if self.engine.extent_is_shared(inode.id.root, inode.id.ino, extent.start, &regular)? {
+                    break;
+                }
+                has_prealloc |= extent.is_prealloc();
+                at = extent.end;
             }
-            has_prealloc |= extent.is_prealloc();
-            at = extent.end;
-        }
-        if at < range.end {
-            return Ok(None);
+            if at < range.end {
+                return Ok(None);
+            }
         }
         let mut space = None;
         if has_prealloc {
-            let reserved =
-                self.engine.try_reserve_preallocated_for(inode.id.root, range.end.saturating_sub(range.start));
+            let bytes = ranges.iter().map(|range| range.end.saturating_sub(range.start)).sum();
+            let reserved = self.engine.try_reserve_preallocated_for(inode.id.root, bytes);
             let Some(reserved) = reserved else { return Ok(None) };
             space = Some(reserved);
         }
@@ -345,17 +356,17 @@ impl Fs {
 }
 
 /// A file that is locked for a write into its own extents.
-struct Allocated<'i> {
+pub(crate) struct Allocated<'i> {
     /// Locks that keep the extents as they are. The second lock (`DataPath::unreserved`) is held until the data is
     /// dirty, so that no snapshot shares the extents before the data is written.
-    guards: (ChangeLocks<'i>, ReadGuard<'i, ()>),
-    state: WriteGuard<'i, InodeState>,
+    pub(crate) guards: (ChangeLocks<'i>, ReadGuard<'i, ()>),
+    pub(crate) state: WriteGuard<'i, InodeState>,
     /// Quota for the items, if an item will be split.
-    space: Option<DataReservation>,
+    pub(crate) space: Option<DataReservation>,
 }
 
 /// Whether there is no space or quota for a write.
-fn is_shortage(error: &EngineError) -> bool {
+pub(crate) fn is_shortage(error: &EngineError) -> bool {
     matches!(error, EngineError::NoSpace | EngineError::QuotaExceeded)
 }
 

@@ -131,11 +131,7 @@ pub(crate) fn plan_set(
         (None, Some(value)) => entries.push(entry(name, value)),
     }
     let bytes: usize = entries.iter().map(dir_item::entry_bytes).sum();
-    let max = match entries.len() {
-        0 | 1 => dir_item::max_item_bytes(geometry),
-        _ => dir_item::max_extended_bytes(geometry),
-    };
-    if bytes > max {
+    if bytes > dir_item::max_item_bytes(geometry) {
         return Err(Error::ItemFull);
     }
     changes.push(if entries.is_empty() { PlannedChange::Delete(key) } else { PlannedChange::PutEntries(key, entries) });

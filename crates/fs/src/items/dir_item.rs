@@ -16,7 +16,7 @@ use std::ops::Range;
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::hash::{extref_hash, name_hash};
 use ubtrfs_format::item::{DirItem, DirItemView, FileType, InodeExtref, InodeRef, is_entry_name};
-use ubtrfs_format::node::{ITEM_HEAD_SIZE, item_len_max};
+use ubtrfs_format::node::item_len_max;
 use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId, objectid};
 use ubtrfs_transaction::{FilesystemGeometry, ItemRef, TransHandle, Tree, TreeChanges};
 
@@ -70,15 +70,10 @@ impl PlannedChange {
 /// Placeholder for the transaction in which the change will be put.
 pub(crate) const PENDING: Generation = Generation(u64::MAX);
 
-/// Maximum size of a new item.
+/// Maximum size of an item, whether it is new or extended by an entry. Linux before 6.1 counted the item header twice when
+/// it extended an item, and so stopped 25 bytes earlier. It reads the larger items.
 pub(crate) fn max_item_bytes(geometry: &FilesystemGeometry) -> usize {
     item_len_max(geometry.nodesize as usize)
-}
-
-/// Maximum size of an existing item after an entry is added to it. It is smaller than the maximum of a new item by an
-/// item header, because Linux counts the item header twice when it extends an item.
-pub(crate) fn max_extended_bytes(geometry: &FilesystemGeometry) -> usize {
-    max_item_bytes(geometry).saturating_sub(ITEM_HEAD_SIZE)
 }
 
 /// The target of a directory entry.
@@ -277,7 +272,7 @@ impl<'n> NameSlot<'n> {
 /// Fails if a `DIR_ITEM` of this size has no room for another name.
 fn check_room(item_bytes: usize, name: &[u8], geometry: &FilesystemGeometry) -> Result<()> {
     if item_bytes > 0
-        && item_bytes.saturating_add(DirItem::HEADER_SIZE).saturating_add(name.len()) > max_extended_bytes(geometry)
+        && item_bytes.saturating_add(DirItem::HEADER_SIZE).saturating_add(name.len()) > max_item_bytes(geometry)
     {
         return Err(Error::Overflow);
     }
@@ -420,7 +415,7 @@ pub(crate) fn plan_add_ref(
     let mut refs = planned_refs(changes, tree, &key)?;
     refs.push(InodeRef { index, name: name.to_vec() });
     let value = encode_refs(&refs);
-    if refs.len() == 1 || value.len() <= max_extended_bytes(geometry) {
+    if refs.len() == 1 || value.len() <= max_item_bytes(geometry) {
         changes.push(PlannedChange::Put(key, value));
         return Ok(());
     }
@@ -431,7 +426,7 @@ pub(crate) fn plan_add_ref(
     let mut refs = planned_extrefs(changes, tree, &key)?;
     refs.push(InodeExtref { parent: dir.0, index, name: name.to_vec() });
     let value = encode_extrefs(&refs);
-    if refs.len() > 1 && value.len() > max_extended_bytes(geometry) {
+    if refs.len() > 1 && value.len() > max_item_bytes(geometry) {
         return Err(Error::TooManyLinks);
     }
     changes.push(PlannedChange::Put(key, value));

@@ -5,6 +5,7 @@
 //! - I1. The thread holds a strong reference to the filesystem only while it looks for changes and commits, so that
 //!   dropping the last handle closes the filesystem.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -20,19 +21,28 @@ use crate::session::commit_requests::CommitRequests;
 pub(crate) struct CommitThread {
     requests: Arc<CommitRequests>,
     thread: ServiceThreads,
-    interval: Duration,
+    /// Seconds between commits; at least 1.
+    interval_secs: AtomicU32,
 }
 
 impl CommitThread {
     /// The thread that serves `requests`; it is not started yet.
     pub(crate) fn new(requests: Arc<CommitRequests>, commit_secs: u32) -> Self {
-        let interval = Duration::from_secs(commit_secs.max(1).into());
-        Self { requests, thread: ServiceThreads::default(), interval }
+        Self { requests, thread: ServiceThreads::default(), interval_secs: AtomicU32::new(commit_secs.max(1)) }
+    }
+
+    /// Changes the time between commits, at the latest from the next commit on.
+    pub(crate) fn set_interval(&self, secs: u32) {
+        self.interval_secs.store(secs.max(1), Ordering::Relaxed);
+    }
+
+    fn interval(&self) -> Duration {
+        Duration::from_secs(self.interval_secs.load(Ordering::Relaxed).into())
     }
 
     /// Starts the thread.
     pub(crate) fn start(&self, fs: &Arc<Fs>) {
-        let (requests, weak, interval) = (Arc::clone(&self.requests), Arc::downgrade(fs), self.interval);
+        let (requests, weak, interval) = (Arc::clone(&self.requests), Arc::downgrade(fs), self.interval());
         self.thread.start("ubtrfs-commit", 1, move || run(&requests, &weak, interval));
         self.requests.set_served(self.thread.is_running());
     }
@@ -45,7 +55,7 @@ impl CommitThread {
     }
 }
 
-fn run(requests: &CommitRequests, fs: &Weak<Fs>, interval: Duration) {
+fn run(requests: &CommitRequests, fs: &Weak<Fs>, mut interval: Duration) {
     // `dirty_since`: when the first change since the last commit was seen. `last_news`: when changes were last
     // announced.
     let mut dirty_since = None;
@@ -59,6 +69,7 @@ fn run(requests: &CommitRequests, fs: &Weak<Fs>, interval: Duration) {
             return;
         }
         let Some(fs) = fs.upgrade() else { return };
+        interval = fs.commit_thread.interval();
         // Look for changes after setting the flag: a change that is announced later wakes the thread. A change that was
         // announced before the flag was set, and is made afterwards, is found when the thread looks again.
         requests.set_idle(true);

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use ubtrfs_device::Device;
 use ubtrfs_format::clock::fixed_clock;
 use ubtrfs_format::item::DevStatsItem;
-use ubtrfs_format::superblock::Superblock;
+use ubtrfs_format::superblock::{CompatRo, Superblock};
 use ubtrfs_format::{DevId, Generation};
 use ubtrfs_transaction::{
     BackgroundWork, DeviceSummary, Engine, EngineOptions, FilesystemGeometry, Flusher, usable_devices,
@@ -88,11 +88,13 @@ impl Fs {
     /// earlier sessions left unlinked in that subvolume, and starts the background threads. With the option `degraded`, a
     /// device that was only found ([`Device::is_found`]) is left out if it cannot be used.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<Self>> {
+        let refused =
+            |option: &str, problem: &str| Error::MountOption { option: option.to_owned(), problem: problem.to_owned() };
         if options.rescue.needs_read_only() && !options.read_only {
-            return Err(Error::MountOption {
-                option: "rescue".to_owned(),
-                problem: "needs ro, because a filesystem whose damage is ignored is not written".to_owned(),
-            });
+            return Err(refused("rescue", "needs ro, because a filesystem whose damage is ignored is not written"));
+        }
+        if options.nologreplay && !options.read_only {
+            return Err(refused("nologreplay", "needs ro, because a commit would end the log"));
         }
         let (devices, mut left_out) = match options.degraded {
             true => usable_devices(devices),
@@ -111,6 +113,12 @@ impl Fs {
                 rescue: options.rescue,
             },
         )?;
+        if options.no_free_space_tree && engine.superblock().compat_ro().contains(CompatRo::FREE_SPACE_TREE) {
+            return Err(refused(
+                "space_cache",
+                "cannot be v1 or off, because the filesystem has a free space tree; omit it, or give space_cache=v2",
+            ));
+        }
         left_out.extend(engine.devices_not_used());
         for reason in &left_out {
             tracing::warn!("{reason}");
@@ -201,6 +209,11 @@ impl Fs {
     /// The options that the filesystem was opened with.
     pub fn options(&self) -> &MountOptions {
         &self.options
+    }
+
+    /// Changes the time between commits; 0 means the default. [`Self::options`] stays as it is.
+    pub fn set_commit_secs(&self, secs: u32) {
+        self.commit_thread.set_interval(if secs == 0 { MountOptions::default().commit_secs } else { secs });
     }
 
     /// The superblock of the last commit.

@@ -12,7 +12,7 @@
 
 use ubtrfs_format::clock::new_uuid;
 use ubtrfs_format::hash::name_hash;
-use ubtrfs_format::item::{DirItem, FileType, InodeRef, QgroupLimit, RootRef, Timespec};
+use ubtrfs_format::item::{Compression, DirItem, FileType, InodeFlags, InodeRef, QgroupLimit, RootRef, Timespec};
 use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
 use ubtrfs_transaction::{MetadataReservation, NewContent, NewSubvolume, QgroupId, Received, race_point};
 use uuid::Uuid;
@@ -21,6 +21,7 @@ use crate::Fs;
 use crate::error::{Error, Result};
 use crate::inode::acl::Acl;
 use crate::inode::location::root_tree;
+use crate::inode::{property, xattr};
 use crate::items::dir_item::{self, HashedName, NameSlot, PlannedChange};
 use crate::items::quota_blocks;
 use crate::namei::create::{check_dir_takes_names, entry_changed, inherited, new_item, next_index};
@@ -45,8 +46,8 @@ pub(crate) struct SubvolumeProperties<'q> {
 impl Fs {
     /// Creates an empty subvolume with this name in `dir`, durable on return. The root directory of the subvolume
     /// belongs to the caller. The mode of the root directory depends on the umask, and is no wider than a default ACL
-    /// of `dir` allows. As on Linux, the root directory inherits no group, flag, ACL or property from `dir`. Returns
-    /// the root directory.
+    /// of `dir` allows. As on Linux, the root directory inherits no group, flag, ACL or property from `dir`; it inherits
+    /// the compression property from the root directory of the subvolume that `dir` is in. Returns the root directory.
     pub fn create_subvolume(&self, dir: InodeId, name: &[u8], caller: &Caller) -> Result<InodeId> {
         self.create_subvolume_in(dir, name, caller, &[])
     }
@@ -74,7 +75,8 @@ impl Fs {
         self.create_subvolume_for(dir, name, caller, SubvolumeProperties { qgroups, limit, stransid: NOT_RECEIVED })
     }
 
-    /// Creates, as [`Self::create_subvolume_in`] does, a subvolume into which a stream will be received.
+    /// Creates, as [`Self::create_subvolume_in`] does, a subvolume into which a stream may be received. A subvolume that
+    /// is received inherits no property, so that it equals the sent one.
     pub(crate) fn create_subvolume_for(
         &self,
         dir: InodeId,
@@ -86,6 +88,10 @@ impl Fs {
         let _quota = self.engine.reserve_metadata_quota(dir.root, quota_blocks::SUBVOLUME)?;
         let _subvolumes = self.subvolumes.lock();
         let reservation = self.context.reserve(MetadataPurpose::Change(NEW_ITEMS))?;
+        let compression = match kind.stransid {
+            NOT_RECEIVED => self.compression_of_root(dir.root)?,
+            _ => None,
+        };
         self.make_subvolume(dir, name, kind, reservation, |time, transid, default_acl| {
             let asked = mode::DIRECTORY | 0o777 & !caller.umask;
             let mode = default_acl.map_or(asked, |mut acl| acl.mask_new(asked));
@@ -94,9 +100,23 @@ impl Fs {
             let ino = Ino::ROOT_DIR;
             let mut reference = Vec::new();
             InodeRef::append(&mut reference, 0, b"..");
+            let attribute = compression.map(|method| {
+                item.flags |= InodeFlags::COMPRESS.bits();
+                let value = property::name_of(method).to_vec();
+                xattr::plan_new(ino, property::COMPRESSION, value).into_item(transid)
+            });
             let root = (Key::new(ino.0, KeyType::INODE_ITEM, 0), item.encode());
-            NewContent::Items(vec![root, (dir_item::ref_key(ino, ino), reference)])
+            let mut items = vec![root, (dir_item::ref_key(ino, ino), reference)];
+            items.extend(attribute.and_then(|(key, value)| Some((key, value?))));
+            NewContent::Items(items)
         })
+    }
+
+    /// The method that new files in the root directory of a subvolume inherit through the compression property.
+    fn compression_of_root(&self, subvolume: RootId) -> Result<Option<Compression>> {
+        let root = self.inode(InodeId::root_of(subvolume))?;
+        let mut state = root.write()?;
+        Ok(inherited(&root, &mut state)?.compression)
     }
 
     /// Creates a snapshot of a subvolume, with this name in `dir`, durable on return. The snapshot holds everything
@@ -325,5 +345,5 @@ const NOT_RECEIVED: Generation = Generation(0);
 /// Name of the entry, in the root tree's directory, for the default subvolume.
 const DEFAULT: &[u8] = b"default";
 /// Number of items to reserve for a new subvolume, more than it takes: root item, both references, two UUID items,
-/// entry, index, the directory's inode, and the two items of the new tree.
+/// entry, index, the directory's inode, and up to three items of the new tree.
 const NEW_ITEMS: usize = 16;

@@ -64,6 +64,23 @@ impl Fs {
         Ok(self.engine.extent_uses(at, whole_extent, limit)?)
     }
 
+    /// The files that use the data at an address now, as by [`Self::uses_of_address`]: commits first. Dirty data is not
+    /// written back; it has no address.
+    pub fn current_uses_of_address(
+        &self,
+        at: Logical,
+        whole_extent: bool,
+        limit: usize,
+    ) -> Result<Option<(u64, Vec<ExtentUse>)>> {
+        if let Ok(_changing) = self.context.begin_change()
+            && self.read_only().is_none()
+            && !self.engine.holds_commits()
+        {
+            self.engine.commit()?;
+        }
+        self.uses_of_address(at, whole_extent, limit)
+    }
+
     /// Whether each of these data extents, given by address and length, has several users, as of the last commit.
     pub fn extents_are_shared(&self, extents: &[(Logical, u64)]) -> Result<Vec<bool>> {
         Ok(self.engine.extents_are_shared(extents)?)

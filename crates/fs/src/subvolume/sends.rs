@@ -2,7 +2,8 @@
 //!
 //! - N1. A subvolume in [`SendState::kept`] is read-only. It cannot be deleted or become writable: a call that would
 //!   delete it or make it writable fails at once. Files that were opened for writing before it became read-only can
-//!   still change it; a send notices the change and fails ([`Fs::check_unchanged`]).
+//!   still change it; a send notices the change and fails ([`Fs::check_unchanged`]). A deduplication into it counts as a
+//!   move of extents (N2).
 //! - N2. Sends and moves of extents exclude each other, because a send reads nodes and data by address. Each waits
 //!   until the other has ended. A balance or resize moves one block group after the other, and sends have priority: a
 //!   send waits only for the block group that is being moved. Moves wait until no send runs or waits, and can be

@@ -203,6 +203,8 @@ fn fill(fs: &Fs) {
 #[test]
 fn a_preallocation_reserves_what_is_punched_while_it_waits() {
     const LEN: u64 = 32 << 20;
+    // The part of the range that is not allocated yet.
+    const REST: u64 = 16 << 10;
     let bed = Bed::new("commit=300");
     let make = |name: &str| bed.fs.create(TOP, name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
     let file = make("file");
@@ -217,7 +219,7 @@ fn a_preallocation_reserves_what_is_punched_while_it_waits() {
         std::thread::spawn(move || fs.fallocate(file, 0, LEN, punch)).join().unwrap().unwrap();
         Ok(())
     });
-    bed.fs.fallocate(file, 0, LEN, FallocateMode::empty()).unwrap();
+    bed.fs.fallocate(file, 0, LEN + REST, FallocateMode::empty()).unwrap();
     assert!(!bed.device.is_set(), "the reservation waited for a commit");
     bed.fs.close().unwrap();
     check_medium(&bed.medium.content()).unwrap();

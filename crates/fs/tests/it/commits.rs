@@ -43,9 +43,20 @@ fn a_burst_that_went_quiet_is_committed() {
 
 #[test]
 fn a_steady_stream_is_committed_at_the_interval() {
+    committed_at_the_interval("commit=1", None);
+}
+
+#[test]
+fn the_interval_of_commits_can_change() {
+    committed_at_the_interval("commit=300", Some(1));
+}
+
+/// Changes that never pause are committed at the interval of the options, or at the one that is set later.
+fn committed_at_the_interval(options: &str, set_later: Option<u32>) {
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
-    let target = FsTarget::open(image.path(), "commit=1").unwrap();
+    let target = FsTarget::open(image.path(), options).unwrap();
     let fs = target.fs();
+    set_later.into_iter().for_each(|secs| fs.set_commit_secs(secs));
     fs.create(fs.root(), b"first", NewInode::file(0o644), &ROOT).unwrap();
     let found = std::thread::scope(|scope| {
         let waiter = scope.spawn(|| wait_for(&image, b"first", b"", Duration::from_secs(20)));

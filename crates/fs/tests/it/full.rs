@@ -342,6 +342,59 @@ fn files_are_shortened_and_punched_on_a_full_filesystem() {
     second_opinion(image.path()).unwrap();
 }
 
+#[test]
+fn all_space_that_is_available_can_be_preallocated() {
+    if !kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(2048 * MIB, &[]).unwrap();
+    let fs = open(&image, &MountOptions::default());
+    let id = fs.create(fs.root(), b"all", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+    let available = |fs: &Fs| fs.statfs().map(|stat| stat.bavail * u64::from(stat.bsize)).unwrap();
+    let bytes = available(&fs);
+    fs.fallocate(id, 0, bytes, FallocateMode::KEEP_SIZE).unwrap();
+    fs.sync().unwrap();
+    assert_eq!(available(&fs), 0);
+    // The range is allocated already, so it needs no space.
+    fs.fallocate(id, 0, bytes, FallocateMode::empty()).unwrap();
+    assert!(is_full(&fs.fallocate(id, 0, bytes + 4096, FallocateMode::KEEP_SIZE).unwrap_err()));
+    fs.write_all(id, 0, &[1; 131_072]).unwrap();
+    fs.close().unwrap();
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn parts_of_sectors_of_files_without_copy_on_write_are_punched_on_a_full_filesystem() {
+    if !kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let fs = open(&image, &MountOptions::parse("nodatacow,max_inline=0").unwrap());
+    let make = |name: &str| fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+    let (id, filler) = (make("file"), make("filler"));
+    let mut expected = vec![0xab; 40_960];
+    fs.write_all(id, 0, &expected).unwrap();
+    let mut at = 0;
+    while let Ok(len) = fs.write(filler, at, &[7; 65_536]) {
+        at += len as u64;
+    }
+    let mode = FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE;
+    // Each range begins or ends, or does both, within a sector.
+    for (offset, len) in [(0, 512), (4096 + 512, 4096 - 512), (2 * 4096 + 512, 5 * 4096), (9 * 4096, 100)] {
+        fs.fallocate(id, offset, len, mode).unwrap();
+        expected[offset as usize..(offset + len) as usize].fill(0);
+        assert!(fs.read(id, 0, 40_960).unwrap() == expected, "{offset}");
+    }
+    // The extents of a file that a snapshot shares cannot be overwritten in place.
+    fs.snapshot(fs.root().root, fs.root(), b"snapshot", true).unwrap();
+    assert!(is_full(&fs.fallocate(id, 1024, 512, mode).unwrap_err()));
+    fs.close().unwrap();
+    btrfs_check(image.path()).unwrap();
+    let mount = LoopMount::new(image.path(), "ro").unwrap();
+    assert!(std::fs::read(mount.join("file")).unwrap() == expected, "read by Linux");
+    mount.close().unwrap();
+}
+
 /// While a snapshot shares the nodes of a subvolume, removing files copies these nodes and frees no space.
 #[test]
 fn a_snapshot_is_deleted_when_removals_find_no_space() {

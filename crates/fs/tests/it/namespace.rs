@@ -420,6 +420,46 @@ fn flags_protect_and_are_inherited() {
 }
 
 #[test]
+fn names_of_one_hash_fill_their_item_as_on_linux() {
+    let image = Image::kernel_made(IMAGE_BYTES, &["-n", "16384"]).unwrap();
+    let target = open(&image);
+    let fs = target.fs();
+    let a = dir(fs, fs.root(), b"a");
+    // Each name of 12 bytes takes 42 bytes of the item, which has 16,258 bytes at most.
+    let names = colliding_names(&mut Rng::new(154), 388);
+    let (last, fitting) = names.split_last().unwrap();
+    let first = file(fs, a, &fitting[0]).id;
+    for name in &fitting[1..] {
+        fs.link(first, a, name).unwrap();
+    }
+    assert_eq!(errno(fs.link(first, a, last)), Errno::OVERFLOW);
+    close_and_verify(&image, target).unwrap();
+}
+
+#[test]
+fn a_new_subvolume_inherits_the_compression_of_its_parent_subvolume() {
+    let image = Image::kernel_made(IMAGE_BYTES, &[]).unwrap();
+    let target = open(&image);
+    let fs = target.fs();
+    let property = b"btrfs.compression";
+    let compr = 0x4;
+    let inner = dir(fs, fs.root(), b"dir");
+    fs.setxattr(inner, property, b"zstd", XattrFlags::empty(), &ROOT).unwrap();
+    let plain = fs.create_subvolume(inner, b"plain", &ROOT).unwrap();
+    assert_eq!(errno(fs.getxattr(plain, property)), Errno::NODATA, "the directory is not the parent's root");
+
+    fs.setxattr(fs.root(), property, b"lzo", XattrFlags::empty(), &ROOT).unwrap();
+    let nested = fs.create_subvolume(inner, b"nested", &ROOT).unwrap();
+    assert_eq!(fs.getxattr(nested, property).unwrap(), b"lzo");
+    assert_eq!(fs.inode_flags(nested).unwrap() & compr, compr);
+    let deeper = fs.create_subvolume(nested, b"deeper", &ROOT).unwrap();
+    assert_eq!(fs.getxattr(deeper, property).unwrap(), b"lzo");
+    let inherited = file(fs, deeper, b"f").id;
+    assert_eq!(fs.getxattr(inherited, property).unwrap(), b"lzo");
+    close_and_verify(&image, target).unwrap();
+}
+
+#[test]
 fn xattrs_have_limits_and_namespaces() {
     let image = Image::kernel_made(IMAGE_BYTES, &[]).unwrap();
     let target = open(&image);

@@ -214,3 +214,27 @@ fn ignored_damage_needs_a_read_only_mount() {
     }
     assert!(MountOptions::parse("rescue=everything").is_err());
 }
+
+#[test]
+fn a_log_is_ignored_only_in_a_read_only_mount() {
+    let (image, _) = image();
+    for option in ["nologreplay", "rescue=nologreplay"] {
+        let error = open(&image, option).unwrap_err().to_string();
+        assert!(error.contains("needs ro"), "{error}");
+        close(open(&image, &format!("ro,{option}")).unwrap());
+    }
+}
+
+#[test]
+fn a_free_space_tree_cannot_be_left_out() {
+    let (image, _) = image();
+    for option in ["nospace_cache", "space_cache", "ro,space_cache=v1", "clear_cache,space_cache=v1"] {
+        let error = open(&image, option).unwrap_err().to_string();
+        assert!(error.contains("has a free space tree"), "{error}");
+    }
+    close(open(&image, "clear_cache,space_cache=v2").unwrap());
+    if capability::kernel_oracle() {
+        let image = Image::kernel_made(256 << 20, &["-R", "^free-space-tree"]).unwrap();
+        close(open(&image, "space_cache=v1").unwrap());
+    }
+}

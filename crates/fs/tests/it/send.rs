@@ -122,6 +122,37 @@ fn a_balance_waits_for_a_send_and_can_be_cancelled_meanwhile() {
 }
 
 #[test]
+fn a_deduplication_into_a_snapshot_waits_for_a_send() {
+    let fs = filesystem();
+    let id = snapshot(&fs, "s0");
+    let file = |root: RootId, name: &str| fs.lookup(InodeId::root_of(root), name.as_bytes()).unwrap().id;
+    let source = file(root(&fs, "live"), "0");
+    let equal = file(root(&fs, "live"), "1");
+    let target = file(id, "1");
+    let address = |id: InodeId| fs.extents(id).unwrap().first().unwrap().disk_bytenr;
+    fs.write(equal, 0, &[2]).unwrap();
+    let before = fs.getattr(target).unwrap();
+    let job = Job::new();
+    std::thread::scope(|scope| {
+        let mut running = Vec::new();
+        let mut output = AtWrite(Some(|| {
+            let (fs, job) = (&fs, &job);
+            running.push(scope.spawn(move || fs.dedupe_range(source, 0, target, 0, 0, job).unwrap()));
+            while job.progress().step.is_empty() {
+                std::thread::yield_now();
+            }
+        }));
+        fs.send(&request(id, None, vec![]), &mut output, &Job::new()).unwrap();
+        assert!(running.pop().unwrap().join().unwrap(), "the contents are equal");
+    });
+    assert_eq!(address(target), address(source));
+    assert_eq!(fs.getattr(target).unwrap(), before, "times and content stay");
+    assert!(!fs.dedupe_range(equal, 0, target, 0, 0, &Job::new()).unwrap());
+    fs.send(&request(id, None, vec![]), &mut io::sink(), &Job::new()).unwrap();
+    fs.close().unwrap();
+}
+
+#[test]
 fn a_resize_that_moves_no_extents_does_not_wait_for_a_send() {
     let fs = filesystem();
     let id = snapshot(&fs, "s0");

@@ -148,7 +148,9 @@ fn share(
                     NewFile::make(channel, (source, &from), target).with_context(|| format!("cannot make {target}"))?;
                 (Ok(to), Some(made))
             }
-            _ => (channel.open_writable(target.path()), None),
+            _ if makes_target => (channel.open_writable(target.path()), None),
+            // Without write access, the owner and root may deduplicate, also in a read-only subvolume.
+            _ => (channel.open_writable(target.path()).or_else(|_| channel.open(target.path())), None),
         };
         let to = to.with_context(|| format!("cannot open {target}"))?;
         for (file, name) in [(&from, source), (&to, target)] {

@@ -18,6 +18,7 @@ use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, ImageUse, LongImageOptions};
 use crate::commands::place::{CommandTarget, open, with_channel};
 use crate::common::{parse_size, print_err, print_out, warn};
+use crate::progs::is_progs;
 
 /// Print the paths of all files that use the data at an address
 #[derive(clap::Args)]
@@ -111,6 +112,10 @@ pub(super) fn logical(args: LogicalArgs) -> anyhow::Result<ExitCode> {
         };
         let has_more = uses.len() > max;
         uses.truncate(max);
+        if is_progs() {
+            // Linux lists the newest subvolume first, and each file from its end.
+            uses.reverse();
+        }
         let line = |one: &InodeUse| format!("inode {} offset {} root {}\n", one.ino, one.offset, one.root);
         print_out(&uses.iter().map(line).collect::<String>())?;
         if has_more {

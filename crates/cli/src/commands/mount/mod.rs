@@ -303,13 +303,13 @@ fn tell_of_loops(args: &Args, config: &MountConfig) {
     }
 }
 
-/// Changes the flags of an existing mount.
+/// Changes the flags and the time between commits of an existing mount.
 fn remount(args: &Args) -> anyhow::Result<ExitCode> {
     let mut mounted = Mounted::find(&args.dir)?;
     let was_read_only = mounted.config.read_only;
     let given = if mounted.other_user.is_none() { given_at_mount(&mounted.dir) } else { None };
     let shown = if mounted.other_user.is_none() { subvolume_at(&mounted.dir) } else { None };
-    options::change(&args.options, &mut mounted, given.as_deref(), shown.as_ref())?;
+    let commit_secs = options::change(&args.options, &mut mounted, given.as_deref(), shown.as_ref())?;
     mounted.config.read_only |= args.read_only;
     let is_writable = !mounted.config.read_only;
     let becomes_writable = was_read_only && is_writable;
@@ -328,12 +328,23 @@ fn remount(args: &Args) -> anyhow::Result<ExitCode> {
         );
     }
     if args.compress.is_some() || args.memory.is_some() || args.create.is_some() || args.timeline.is_some() {
-        bail!("a remount changes only ro, rw and the flags of the mount point; unmount it and mount it again");
+        bail!("a remount changes only ro, rw, commit= and the flags of the mount point; unmount it and mount it again");
     }
     if !args.fake {
         mounted.remount(&named_as_mounted(&mounted, &args.device))?;
+        if let Some(secs) = commit_secs {
+            set_commit_interval(&mounted.dir, secs)?;
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Changes the time between commits of a mounted filesystem.
+fn set_commit_interval(dir: &Path, secs: u32) -> anyhow::Result<()> {
+    let request = ubtrfs_control::Request::Filesystem(filesystem::Request::SetCommitInterval { secs });
+    let failed = || format!("cannot change the time between commits of {}", dir.shown());
+    Channel::mount(dir).with_context(failed)?.call(request, &[]).with_context(failed)?;
+    Ok(())
 }
 
 /// The device by which a filesystem is mounted, if the given one is another device of it; else the given one.

@@ -39,6 +39,7 @@ pub const OF_BTRFS: &[MountOption] = &[
     option("noacl", "no POSIX ACLs"),
     option("notreelog", "fsync commits, instead of writing a log"),
     option("nologreplay", "with ro: show the last commit, without what fsync made durable since"),
+    option("space_cache=v2", "the default; v1 and nospace_cache are refused if the filesystem has a free space tree"),
     option("skip_balance", "leave an interrupted balance paused"),
     option(
         "rescue=usebackuproot",
@@ -87,7 +88,7 @@ pub const OF_MOUNT_POINT: &[MountOption] = &[
 /// The text of `ubtrfs mount --help` on the option `-o`.
 pub(super) fn help() -> String {
     let mut text = String::from(
-        "Mount options, separated by commas: options of btrfs and of the mount point\n\nWith remount, only ro or rw and these \
+        "Mount options, separated by commas: options of btrfs and of the mount point\n\nWith remount, only ro or rw, commit= and these \
          options of the mount point change: dev, suid, exec, atime, symfollow, dirsync, sync and their opposites. All other options must have \
          the values of the mount; a change of them needs a new mount.\n",
     );

@@ -194,10 +194,14 @@ fn delete_by_id(args: &DeleteArgs, id: u64) -> anyhow::Result<()> {
     };
     let target = target.clone().or_image();
     let shown = format!("subvolume {id} of {}", target.filesystem());
-    if is_progs() {
-        print_out(&format!("Delete subvolume{}: subvolid={id}\n", args.mark()))?;
-    }
     with_channel(&target, &args.image, ImageUse::Write, |channel| {
+        if is_progs() {
+            // As btrfs-progs does, print the path from the top level below the given path.
+            let subvolumes = super::list(channel, &target).unwrap_or_default();
+            let path = subvolumes.iter().find(|subvolume| subvolume.id.0 == id).map(|found| found.path.as_slice());
+            let named = path.map_or_else(|| format!("subvolid={id}"), |path| format!("'{}'", below(&target, path)));
+            print_out(&format!("Delete subvolume{}: {named}\n", args.mark()))?;
+        }
         channel.subvolume(Request::DeleteById { id }, &[]).map_err(|failure| match failure.errno() {
             Errno::NOENT => {
                 let path = target.filesystem();
@@ -239,22 +243,22 @@ fn delete_by_path(args: &DeleteArgs) -> ExitCode {
         if args.recursive {
             for inner in nested(&super::list(channel, target)?, subvolume.id) {
                 let names = inner.path.strip_prefix(subvolume.path.as_slice()).unwrap_or(&inner.path);
-                let below = |target: &CommandTarget| {
-                    names
-                        .split(|byte| *byte == b'/')
-                        .filter(|name| !name.is_empty())
-                        .fold(target.clone(), |dir, name| dir.child(name))
-                };
                 delete_one(
                     channel,
                     args,
-                    (&below(target), &below(&full)),
+                    (&below(target, names), &below(&full, names)),
                     (Request::DeleteById { id: inner.id.0 }, &[]),
                 )?;
             }
         }
         delete_one(channel, args, (target, &full), (Request::Delete { dir: 0, name }, &[&dir]))
     })
+}
+
+/// The place that a path leads to from `target`.
+fn below(target: &CommandTarget, path: &[u8]) -> CommandTarget {
+    let names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
+    names.fold(target.clone(), |dir, name| dir.child(name))
 }
 
 /// Deletes one subvolume, and says so, with its path as given and in full.
