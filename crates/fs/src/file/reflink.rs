@@ -20,7 +20,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ubtrfs_format::item::InodeFlags;
-use ubtrfs_transaction::Job;
 use ubtrfs_transaction::lock_rank::WriteGuard;
 
 use ubtrfs_transaction::{QuotaReservation, race_point};
@@ -118,64 +117,11 @@ impl Fs {
         self.share_all(&source, src_off, &target, dst_off, len, None)
     }
 
-    /// Compares two ranges and shares them as [`Fs::clone_range`] does, piece by piece, up to the first piece that
-    /// differs. Returns whether the ranges have equal content. Both ranges must end inside their files. Times do not
-    /// change. As on Linux, the target may be in a read-only subvolume, because its content stays. `job` counts the bytes
-    /// of the range.
-    #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
-    pub fn dedupe_range(
-        &self,
-        src: InodeId,
-        src_off: u64,
-        dst: InodeId,
-        dst_off: u64,
-        len: u64,
-        job: &Job,
-    ) -> Result<bool> {
-        let source = self.inode(src)?;
-        let (target, in_read_only) = match self.inode_to_change(dst) {
-            Err(Error::ReadOnlySubvolume) => (self.inode_of_open_file(dst)?, true),
-            target => (target?, false),
-        };
-        check_regular(&*source.read()?)?;
-        check_regular(&*target.read()?)?;
-        let sectorsize = u64::from(self.geometry.sectorsize);
-        // In two statements, because a guard lives to the end of its statement.
-        let size = source.read()?.item.size;
-        let dst_size = target.read()?.item.size;
-        let len = if len == 0 { up_to_end(size, src_off)? } else { len };
-        let (src_end, dst_end) = check_ranges((src, src_off), (dst, dst_off), len, sectorsize)?;
-        if len == 0 {
-            return Ok(true);
-        }
-        if src_end > size || dst_end > dst_size {
-            return Err(Error::InvalidArgument("a file ends before the range does"));
-        }
-        if !len.is_multiple_of(sectorsize) && (src_end != size || dst_end != dst_size) {
-            return Err(Error::InvalidArgument("the range's end is not a multiple of the sector size"));
-        }
-        job.add_total(len);
-        let mut done = 0;
-        while done < len {
-            job.check()?;
-            // A send reads a read-only subvolume's extents by address.
-            let _moving = in_read_only.then(|| self.subvolumes.sends.begin_move(job)).transpose()?;
-            let piece = (len - done).min(DEDUPE_PIECE);
-            let (from, to) = (src_off + done, dst_off + done);
-            if !self.dedupe_piece(&source, from, &target, to, piece)? {
-                return Ok(false);
-            }
-            job.advance(piece);
-            done += piece;
-        }
-        Ok(true)
-    }
-
     /// Shares a piece if both files have equal content there. Every change of a file's content changes the sequence
     /// number in its inode item. So the contents are still equal if neither file's sequence number changes between the
     /// comparison and the sharing.
     #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
-    fn dedupe_piece(
+    pub(crate) fn dedupe_piece(
         &self,
         source: &Arc<Inode>,
         src_off: u64,
@@ -462,13 +408,13 @@ impl<'i> LockedPair<'i> {
 }
 
 /// The length of a range that extends to the end of the file.
-fn up_to_end(size: u64, offset: u64) -> Result<u64> {
+pub(crate) fn up_to_end(size: u64, offset: u64) -> Result<u64> {
     size.checked_sub(offset).ok_or(Error::InvalidArgument("the source ends before the range does"))
 }
 
 /// Checks what cloning and deduplication require of their ranges: aligned offsets, and no overlap. Returns the ends of
 /// both ranges. Empty ranges need not be aligned.
-fn check_ranges(
+pub(crate) fn check_ranges(
     (src, src_off): (InodeId, u64),
     (dst, dst_off): (InodeId, u64),
     len: u64,
@@ -494,7 +440,7 @@ fn check_mutable(state: &InodeState) -> Result<()> {
 }
 
 /// Bytes compared and shared in one step.
-const DEDUPE_PIECE: u64 = 16 << 20;
+pub(crate) const DEDUPE_PIECE: u64 = 16 << 20;
 /// Bytes copied in one step.
 const COPY_PIECE: u64 = 1 << 20;
 /// Number of items reserved for the new size of the destination.

@@ -2,6 +2,7 @@
 //!
 //! - `create`: making subvolumes and snapshots, and making a subvolume read-only. The commit makes the snapshot
 //!   (`roots/subvolume_roots.rs` of crate `transaction`).
+//! - `dedupe`: deduplication, also in read-only subvolumes.
 //! - `delete`: deleting subvolumes.
 //! - `list`: paths and parents of subvolumes, and the choice of the subvolume to mount.
 //! - `rename`: renames that move a subvolume.
@@ -12,6 +13,7 @@
 //! Crate `control` decides which users may call these functions (`control/src/subvolume.rs`).
 
 pub(crate) mod create;
+mod dedupe;
 pub(crate) mod delete;
 pub(crate) mod list;
 pub(crate) mod quota;

@@ -73,7 +73,7 @@ impl Fs {
         limit: usize,
     ) -> Result<Option<(u64, Vec<ExtentUse>)>> {
         if let Ok(_changing) = self.context.begin_change()
-            && self.read_only().is_none()
+            && self.context.read_only().is_none()
             && !self.engine.holds_commits()
         {
             self.engine.commit()?;
