@@ -196,7 +196,7 @@ fn umount_commits_although_the_remaining_mount_is_hidden() {
     let Some(scene) = Scene::new(&[]) else { return };
     scene.bind();
     run("mount", ["-t", "tmpfs", "none", &text(&scene.path("m2"))]).unwrap();
-    scene.write("m/f");
+    scene.write("m/h/f");
     let server = scene.server();
     let output = scene.umount(&[]);
     let content = scene.content_after_kill(server);
