@@ -7,8 +7,8 @@
 
 use ubtrfs_testkit::{Dimension, exponent};
 
-/// Smaller counts count as this count.
-const COUNT_MIN: u64 = 1000;
+/// Smaller counts count as this count. The sizes are tens of thousands, so such counts are far less than one for an operation.
+const COUNT_MIN: u64 = 2000;
 /// A quadratic count has the exponent 2. At these sizes, trees become a level higher between the two sizes, and lookups no
 /// longer find their leaf in the hints of the thread, which gives exponents up to 1.3.
 const EXPONENT_MAX: f64 = 1.4;
