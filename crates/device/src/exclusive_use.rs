@@ -81,14 +81,19 @@ pub fn claim_block_device(path: &Path, rdev: u64) -> io::Result<File> {
 /// Works like [`claim_block_device`], but waits for claims that last only a moment: those that test whether a device is in
 /// use, and those of a process that is ending. It lets the locks and the claims go one after another.
 pub(crate) fn claim_soon(path: &Path, rdev: u64) -> io::Result<File> {
+    let is_claimed = |outcome: &io::Result<File>| outcome.as_ref().is_err_and(mounted::is_busy);
+    while_claimed(|| claim_block_device(path, rdev), is_claimed)
+}
+
+/// Repeats an attempt as long as the outcome shows a claim, but not longer than claims last that are only for a moment.
+fn while_claimed<T>(attempt: impl Fn() -> T, is_claimed: impl Fn(&T) -> bool) -> T {
     let begun = Instant::now();
     loop {
-        match claim_block_device(path, rdev) {
-            Err(error) if mounted::is_busy(&error) && begun.elapsed() < CLAIM_PATIENCE => {
-                std::thread::sleep(CLAIM_PAUSE)
-            }
-            claimed => return claimed,
+        let outcome = attempt();
+        if !is_claimed(&outcome) || begun.elapsed() >= CLAIM_PATIENCE {
+            return outcome;
         }
+        std::thread::sleep(CLAIM_PAUSE);
     }
 }
 
@@ -113,13 +118,10 @@ pub(crate) fn refuse_mounted_block_device(path: &Path, rdev: u64) -> Result<(), 
 
 pub(crate) fn claim_image(path: &Path, access: Access, metadata: &Metadata) -> Result<Vec<File>, OpenError> {
     let hold = access == Access::ReadWrite;
-    let begun = Instant::now();
-    let claimed = loop {
-        match mounted::use_of_image(metadata.dev(), metadata.ino(), hold) {
-            Err((_, KernelUse::Exclusive)) if begun.elapsed() < CLAIM_PATIENCE => std::thread::sleep(CLAIM_PAUSE),
-            claimed => break claimed,
-        }
-    };
+    let claimed = while_claimed(
+        || mounted::use_of_image(metadata.dev(), metadata.ino(), hold),
+        |claimed| matches!(claimed, Err((_, KernelUse::Exclusive))),
+    );
     claimed.map_err(|(node, kernel_use)| in_use(path, Some(node), kernel_use))
 }
 
