@@ -22,12 +22,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
-use rustix::mount::{OpenTreeFlags, open_tree};
 use ubtrfs_control::CONTROL_XATTR;
 use ubtrfs_device::ask_mount;
 
 use crate::mount;
 use crate::mount_table::{self, MountInfo};
+use crate::remaining_mounts::DetachedCopy;
 
 /// Makes the command of the child process for a mount point. The command must run [`tell_control_name`].
 pub type HelperCommand<'h> = &'h dyn Fn(&Path) -> io::Result<Command>;
@@ -178,10 +178,9 @@ fn read_until(mut out: ChildStdout, end: Instant) -> io::Result<Vec<u8>> {
 
 /// The work of the child process: prints the name of the control socket of the mount at this directory (Q2).
 pub fn tell_control_name(dir: &Path) {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    // Without a copy (before Linux 5.2), the mount itself is entered.
-    let copy = open_tree(rustix::fs::CWD, dir, flags).ok();
-    let way = copy.as_ref().map_or_else(|| dir.to_owned(), |copy| format!("/proc/self/fd/{}", copy.as_raw_fd()).into());
+    // Without a copy, the mount itself is entered.
+    let copy = DetachedCopy::of(dir);
+    let way = copy.as_ref().map_or_else(|| dir.to_owned(), DetachedCopy::way);
     let answer = match read_control_name(dir, &way) {
         Ok(name) => [&[NAME], &name[..]].concat(),
         Err(error) => [&[ERROR], error.to_string().as_bytes()].concat(),

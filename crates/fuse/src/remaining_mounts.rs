@@ -13,7 +13,7 @@
 
 use std::fs::DirEntry;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -53,6 +53,11 @@ impl DetachedCopy {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         open_tree(CWD, path, flags | OpenTreeFlags::AT_SYMLINK_NOFOLLOW).ok().map(Self)
     }
+
+    /// A path that leads to its root directory while this value lives.
+    pub(crate) fn way(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
+    }
 }
 
 /// The numbers of all other mounts of the filesystem, as its server knows them.
@@ -75,9 +80,9 @@ pub(crate) struct Remaining {
     remedy: String,
     /// Paths of files of the filesystem, through which its server can be asked to commit, with their device numbers.
     ways: Vec<(PathBuf, Option<u64>)>,
-    /// The mounts in this mount namespace: their numbers in the table of mounts.
+    /// The numbers that the mounts in this mount namespace have in the table of mounts.
     ids: Vec<u64>,
-    /// The same, as the server knows them.
+    /// The numbers by which the server knows these mounts.
     keys: Vec<u64>,
     /// The number of the mount that was unmounted.
     unmounted: u64,
