@@ -730,31 +730,38 @@ mod tests {
         });
     }
 
-    #[test]
-    fn threads_are_spread_soon_after_the_last_request() {
-        let Some(all) = two_processors() else { return };
-        let (placement, last) = (ThreadPlacement::new(ThreadMover::default()), last_of(&all));
+    /// Runs `work` in a thread of the server, beside the watching thread.
+    fn beside_watcher(placement: &ThreadPlacement, work: impl FnOnce() + Send) {
         std::thread::scope(|scope| {
             let watcher = scope.spawn(|| placement.watch());
             placement.started(watcher.thread());
             scope.spawn(|| {
                 let _joined = placement.join();
-                let mut own_count = RequestShare::default();
-                for _ in 0..3 {
-                    let nr = (0..2 * WINDOW + 10).filter(|_| {
-                        placement.note_request(&mut own_count, 7, || Some(last), || Duration::ZERO);
-                        own() == only(last)
-                    });
-                    assert!(nr.count() > 0, "gathered");
-                    let stopped = Instant::now();
-                    while own() != all {
-                        assert!(stopped.elapsed() < Duration::from_secs(5), "L1");
-                        std::thread::sleep(Duration::from_millis(5));
-                    }
-                    std::thread::sleep(QUIET);
-                }
+                work();
                 placement.stop();
             });
+        });
+    }
+
+    #[test]
+    fn threads_are_spread_soon_after_the_last_request() {
+        let Some(all) = two_processors() else { return };
+        let (placement, last) = (ThreadPlacement::new(ThreadMover::default()), last_of(&all));
+        beside_watcher(&placement, || {
+            let mut own_count = RequestShare::default();
+            for _ in 0..3 {
+                let nr = (0..2 * WINDOW + 10).filter(|_| {
+                    placement.note_request(&mut own_count, 7, || Some(last), || Duration::ZERO);
+                    own() == only(last)
+                });
+                assert!(nr.count() > 0, "gathered");
+                let stopped = Instant::now();
+                while own() != all {
+                    assert!(stopped.elapsed() < Duration::from_secs(5), "L1");
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                std::thread::sleep(QUIET);
+            }
         });
     }
 
@@ -762,23 +769,17 @@ mod tests {
     fn threads_stay_gathered_in_a_slow_window_while_requests_come() {
         let Some(all) = two_processors() else { return };
         let (placement, last) = (ThreadPlacement::new(ThreadMover::default()), last_of(&all));
-        std::thread::scope(|scope| {
-            let watcher = scope.spawn(|| placement.watch());
-            placement.started(watcher.thread());
-            scope.spawn(|| {
-                let _joined = placement.join();
-                let mut own_count = RequestShare::default();
-                let mut request = || placement.note_request(&mut own_count, 7, || Some(last), || Duration::ZERO);
-                (0..2 * WINDOW).for_each(|_| request());
-                assert_eq!(own(), only(last));
-                // A share of requests comes every 20 ms, so the window takes longer than `QUIET`.
-                for _ in 0..WINDOW / SHARE - 1 {
-                    std::thread::sleep(Duration::from_millis(20));
-                    (0..SHARE).for_each(|_| request());
-                    assert_eq!(own(), only(last), "L1");
-                }
-                placement.stop();
-            });
+        beside_watcher(&placement, || {
+            let mut own_count = RequestShare::default();
+            let mut request = || placement.note_request(&mut own_count, 7, || Some(last), || Duration::ZERO);
+            (0..2 * WINDOW).for_each(|_| request());
+            assert_eq!(own(), only(last));
+            // A share of requests comes every 20 ms, so the window takes longer than `QUIET`.
+            for _ in 0..WINDOW / SHARE - 1 {
+                std::thread::sleep(Duration::from_millis(20));
+                (0..SHARE).for_each(|_| request());
+                assert_eq!(own(), only(last), "L1");
+            }
         });
     }
 
