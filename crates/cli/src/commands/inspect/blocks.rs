@@ -91,17 +91,24 @@ impl Blocks {
     /// The items of the chunk tree.
     pub(super) fn chunk_items(&self) -> Vec<(Key, Vec<u8>)> {
         let mut found: Vec<(Key, Vec<u8>)> = Vec::new();
-        let walked: Result<(), std::convert::Infallible> =
-            self.walk(self.chunk_root(), Order::BreadthFirst, &mut |_, block| {
-                let Ok(view) = NodeView::new(&block.raw) else { return Ok(()) };
-                for slot in 0..if view.is_leaf() { view.nritems() } else { 0 } {
-                    let (Some(key), Some(data)) = (view.key(slot), view.item(slot)) else { break };
-                    found.push((key, data.to_vec()));
-                }
-                Ok(())
-            });
-        let Ok(()) = walked;
+        self.each_item(self.chunk_root(), &mut |key, data| found.push((key, data.to_vec())));
         found
+    }
+
+    /// Calls `visit` for each item of a tree, in the order of the keys. Returns the damage of its blocks.
+    pub(super) fn each_item(&self, root: Pointer, visit: &mut dyn FnMut(Key, &[u8])) -> Vec<String> {
+        let mut damage = Vec::new();
+        let walked: Result<(), std::convert::Infallible> = self.walk(root, Order::DepthFirst, &mut |_, block| {
+            damage.extend(block.damage.clone());
+            let Ok(view) = NodeView::new(&block.raw) else { return Ok(()) };
+            for slot in 0..if view.is_leaf() { view.nritems() } else { 0 } {
+                let (Some(key), Some(data)) = (view.key(slot), view.item(slot)) else { break };
+                visit(key, data);
+            }
+            Ok(())
+        });
+        let Ok(()) = walked;
+        damage
     }
 
     pub(super) fn superblock(&self) -> &Superblock {

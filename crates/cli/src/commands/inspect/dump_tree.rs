@@ -13,7 +13,6 @@ use rustix::fs::{MemfdFlags, Mode, OFlags};
 use serde_json::json;
 use ubtrfs_device::Device;
 use ubtrfs_format::item::RootItem;
-use ubtrfs_format::node::NodeView;
 use ubtrfs_format::print::{KeyText, PrintOptions, ToJson, node_json, print_node, superblock_json};
 use ubtrfs_format::{Key, KeyType, Logical, RootId};
 
@@ -241,32 +240,26 @@ impl Args {
 /// Returns the trees whose root items are in a root tree. Damage is reported when the root tree is printed.
 fn trees_of(blocks: &Blocks, root: Pointer) -> Vec<DumpedTree> {
     let mut trees = Vec::new();
-    let walked: Result<(), std::convert::Infallible> = blocks.walk(root, Order::BreadthFirst, &mut |_, block| {
-        let Ok(view) = NodeView::new(&block.raw) else { return Ok(()) };
-        for slot in 0..if view.is_leaf() { view.nritems() } else { 0 } {
-            let (Some(key), Some(data)) = (view.key(slot), view.item(slot)) else { break };
-            if key.item_type != KeyType::ROOT_ITEM {
-                continue;
-            }
-            let Ok(item) = RootItem::decode_any(data) else { continue };
-            let tree = RootId(key.objectid);
-            trees.push(DumpedTree {
-                title: trees::title(tree),
-                key: Some(key),
-                root: Pointer {
-                    bytenr: item.bytenr,
-                    tree: Some(tree),
-                    // The generation in a log's root item may be older than that of the root block, because the item
-                    // is written before the last write of the block.
-                    generation: (tree != RootId::TREE_LOG).then_some(item.generation),
-                    level: Some(item.level),
-                    first_key: None,
-                },
-            });
+    blocks.each_item(root, &mut |key, data| {
+        if key.item_type != KeyType::ROOT_ITEM {
+            return;
         }
-        Ok(())
+        let Ok(item) = RootItem::decode_any(data) else { return };
+        let tree = RootId(key.objectid);
+        trees.push(DumpedTree {
+            title: trees::title(tree),
+            key: Some(key),
+            root: Pointer {
+                bytenr: item.bytenr,
+                tree: Some(tree),
+                // The generation in a log's root item may be older than that of the root block, because the item is written
+                // before the last write of the block.
+                generation: (tree != RootId::TREE_LOG).then_some(item.generation),
+                level: Some(item.level),
+                first_key: None,
+            },
+        });
     });
-    let Ok(()) = walked;
     trees
 }
 

@@ -3,15 +3,13 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
-use std::convert::Infallible;
 
 use ubtrfs_format::item::{
     BlockGroupFlags, BlockGroupItem, ChunkItem, DevItem, FileExtent, InodeExtref, InodeRef, RootRef,
 };
-use ubtrfs_format::node::NodeView;
-use ubtrfs_format::{Key, KeyType, RootId};
+use ubtrfs_format::{Ino, Key, KeyType, RootId};
 
-use super::super::blocks::{Blocks, Order, Pointer};
+use super::super::blocks::{Blocks, Pointer};
 use super::super::dump_tree;
 
 /// A part of a device that belongs to a block group.
@@ -64,6 +62,15 @@ pub(super) struct FileCounts {
     pub(super) extents: u64,
     /// Bytes of the file that lie on the disk.
     pub(super) bytes: u64,
+}
+
+impl FileCounts {
+    /// Adds the counts of another file. A crafted image may claim any number of bytes.
+    fn add(&mut self, other: Self) {
+        self.pieces += other.pieces;
+        self.extents += other.extents;
+        self.bytes = self.bytes.saturating_add(other.bytes);
+    }
 }
 
 /// The map of a filesystem.
@@ -146,19 +153,17 @@ impl SpaceMap {
         let mut dirs: HashMap<(RootId, u64), NameInDir> = HashMap::new();
         for (id, _, root) in roots.iter().filter(|(id, ..)| id.is_subvolume()) {
             let mut file = WalkedFile::default();
-            let mut done = |file: WalkedFile, map: &mut (FileCounts, u64)| {
+            let mut sums = (self.all_files, self.nr_files);
+            let mut done = |file: WalkedFile| {
                 if file.counts.extents > 0 {
-                    map.0.pieces += file.counts.pieces;
-                    map.0.extents += file.counts.extents;
-                    map.0.bytes += file.counts.bytes;
-                    map.1 += 1;
+                    sums.0.add(file.counts);
+                    sums.1 += 1;
                     worst.add(*id, file);
                 }
             };
-            let mut sums = (self.all_files, self.nr_files);
             self.each_item(blocks, *root, &mut |key, data| {
                 if key.objectid != file.ino {
-                    done(std::mem::take(&mut file), &mut sums);
+                    done(std::mem::take(&mut file));
                     file.ino = key.objectid;
                 }
                 match key.item_type {
@@ -180,25 +185,15 @@ impl SpaceMap {
                     _ => {}
                 }
             });
-            done(file, &mut sums);
+            done(file);
             (self.all_files, self.nr_files) = sums;
         }
         self.files = worst.take(|place| path_of(place, &dirs, &places));
     }
 
-    /// Calls `visit` for each item of a tree, in order of the keys.
+    /// Calls `visit` for each item of a tree, in the order of the keys, and notes damage.
     fn each_item(&mut self, blocks: &Blocks, root: Pointer, visit: &mut dyn FnMut(Key, &[u8])) {
-        let damage = &mut self.damage;
-        let walked: Result<(), Infallible> = blocks.walk(root, Order::DepthFirst, &mut |_, block| {
-            damage.extend(block.damage.clone());
-            let Ok(view) = NodeView::new(&block.raw) else { return Ok(()) };
-            for slot in 0..if view.is_leaf() { view.nritems() } else { 0 } {
-                let (Some(key), Some(data)) = (view.key(slot), view.item(slot)) else { break };
-                visit(key, data);
-            }
-            Ok(())
-        });
-        let Ok(()) = walked;
+        self.damage.extend(blocks.each_item(root, visit));
     }
 }
 
@@ -235,7 +230,7 @@ impl WalkedFile {
     }
 }
 
-/// What is kept of a file: its counts, its subvolume and inode, and its name.
+/// The counts, the subvolume, the inode and the name of a file.
 type Kept = (FileCounts, RootId, u64, Option<NameInDir>);
 
 /// The files with most pieces so far.
@@ -266,17 +261,15 @@ fn path_of(
 ) -> Vec<u8> {
     /// More than Linux's limit for a path.
     const DEPTH_MAX: usize = 4096;
-    /// The root directory of a subvolume.
-    const ROOT_DIR: u64 = 256;
     let mut names = Vec::new();
     let mut at = place.as_ref();
     let mut is_whole = false;
     while let Some(place) = at.filter(|_| names.len() < DEPTH_MAX) {
         names.push(&place.name[..]);
-        is_whole = place.dir == ROOT_DIR && place.root == RootId::FS_TREE;
+        is_whole = place.dir == Ino::ROOT_DIR.0 && place.root == RootId::FS_TREE;
         at = match place.dir {
             _ if is_whole => None,
-            ROOT_DIR => subvolumes.get(&place.root),
+            dir if dir == Ino::ROOT_DIR.0 => subvolumes.get(&place.root),
             dir => dirs.get(&(place.root, dir)),
         };
     }
