@@ -24,7 +24,7 @@ pub(super) const REFUSED: [i32; 6] = [22, 28, 125, 16, 107, 115];
 /// Number of tries after which a run without changes ends.
 const TRIES_MAX: u64 = 40;
 
-/// What the thread does.
+/// The work of the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ArrayEvents {
     /// It adds, removes and replaces devices.
@@ -178,7 +178,7 @@ fn add_noise(fs: &Fs, device: &dyn Device, devid: DevId, rng: &mut Rng) -> Resul
     for _ in 0..=rng.below(NOISE_MAX) {
         let Some(chunk) = fs.chunk_at(rng.pick(&groups).start) else { continue };
         let Some(stripe) = chunk.stripes.iter().find(|stripe| stripe.devid == devid) else { continue };
-        // What is used is mostly at the start of a chunk.
+        // Used bytes mostly lie at the start of a chunk.
         let len_bytes = chunk.device_extent_len() >> rng.below(4);
         let at = stripe.offset.0 + rng.below((len_bytes / PIECE).max(1)) * PIECE;
         let is_super = |start: &u64| at < start + SUPERBLOCK_SIZE as u64 && *start < at + PIECE;

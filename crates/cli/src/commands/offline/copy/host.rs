@@ -39,7 +39,7 @@ fn host_path(path: &[u8]) -> PathBuf {
     PathBuf::from(os_string(path))
 }
 
-/// What is at a path; `None` if nothing is.
+/// The attributes of the file at a path; `None` if there is no file.
 pub(super) fn info_at(path: &[u8], follow: bool) -> anyhow::Result<Option<SourceInfo>> {
     let path = host_path(path);
     match if follow { fs::metadata(&path) } else { fs::symlink_metadata(&path) } {

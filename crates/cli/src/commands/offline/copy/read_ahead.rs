@@ -4,7 +4,7 @@
 //! Invariants:
 //! - R1. The thread passes on every entry that it lists, in the order in which the copy asks for them: a directory before
 //!   its entries, these sorted by name. The copy may skip the entries of a directory, and nothing else.
-//! - R2. What the thread cannot read, it leaves out. The copy then reads that itself, and reports why it cannot.
+//! - R2. The thread leaves out everything that it cannot read. The copy tries to read that itself, and reports the error.
 //! - R3. Not more than [`BATCHES`] batches wait, so memory does not grow with the files.
 
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ use super::host::{each_data, info_at, names_in, xattrs_at};
 use super::{SourceInfo, XattrList};
 use ubtrfs_fs::mode;
 
-/// What was read of an entry.
+/// The attributes of an entry, as far as the thread could read them.
 pub(super) struct ReadEntry {
     path: Vec<u8>,
     info: Option<SourceInfo>,
@@ -190,7 +190,7 @@ const BATCH_BYTES: usize = 256 << 10;
 
 const PIECE_LEN: usize = 256 << 10;
 
-/// What an entry counts, beside its path.
+/// The bytes that an entry counts in a batch, without its path.
 const ENTRY_BYTES: usize = 1 << 10;
 
 #[cfg(test)]
