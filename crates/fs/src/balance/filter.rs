@@ -86,6 +86,21 @@ pub(crate) fn limits(args: &BalanceArgs) -> (u64, u64) {
     }
 }
 
+/// Clears the filters of the types that the balance leaves out. If such filters had a target profile, Linux would make new
+/// chunks of the type with this profile while it resumes the balance. If there is no room for such chunks, Linux becomes
+/// read-only.
+pub(crate) fn clear_unused(item: &mut BalanceItem) {
+    for (kind, args) in [
+        (BlockGroupFlags::DATA, &mut item.data),
+        (BlockGroupFlags::METADATA, &mut item.metadata),
+        (BlockGroupFlags::SYSTEM, &mut item.system),
+    ] {
+        if item.flags & kind.bits() == 0 {
+            *args = BalanceArgs::NONE;
+        }
+    }
+}
+
 /// Changes the filters for a balance that continues after an interruption: block groups that already have the wanted
 /// profile, or are nearly full, are left out. So block groups that the balance made before the interruption are left
 /// out too.

@@ -26,7 +26,7 @@ use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem
 use ubtrfs_format::{Key, KeyType, Logical, Profile, RootId, objectid};
 use ubtrfs_transaction::{BlockGroup, ChunkPlacement, ConversionTargets, Job, RelocationFailure};
 
-use crate::balance::filter::{args_for, for_resumption, has_usage, limits, profile_of, takes};
+use crate::balance::filter::{args_for, clear_unused, for_resumption, has_usage, limits, profile_of, takes};
 use crate::balance::state::{BalanceCounts, BalanceStatus, StopRequest};
 use crate::session::context::MetadataPurpose;
 use crate::watched_job::watched;
@@ -65,12 +65,13 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`Error::InProgress`] if a balance runs or is paused; [`Error::InvalidArgument`] for filters that contradict
-    /// each other; `Cancelled` if the balance is paused or cancelled, or `job` is cancelled; otherwise the error that
+    /// [`Error::InProgress`] if a balance runs or is paused, or a device is being replaced; [`Error::InvalidArgument`]
+    /// for filters that contradict each other; `Cancelled` if the balance is paused or cancelled, or `job` is cancelled; otherwise the error that
     /// stopped the balance. Extents that cannot be moved do not stop the balance.
-    pub fn balance(&self, item: BalanceItem, job: &Job) -> Result<BalanceReport> {
+    pub fn balance(&self, mut item: BalanceItem, job: &Job) -> Result<BalanceReport> {
         self.context.check_mounted_writable()?;
         self.check_filters(&item)?;
+        clear_unused(&mut item);
         self.engine.refuse_relocation_trees()?;
         let (item, inner) = self.balance.begin(Some(item))?;
         self.run_balance(&item, &inner, job, true)

@@ -362,6 +362,9 @@ fn chunks_made_while_a_conversion_is_paused_have_its_target_profile() {
     drop(fs);
     // Another mount finds the paused conversion.
     let fs = open("skip_balance");
+    // Linux would make new metadata chunks with the target profile of these filters, and may have no room for them.
+    let item = fs.balance_status().unwrap().item;
+    assert_eq!((item.metadata, item.system), (BalanceArgs::NONE, BalanceArgs::NONE), "types that are left out");
     assert_eq!(profile_of_new_chunk(&fs, "mounted"), BlockGroupFlags::DUP);
     fs.resume_balance(&Job::new()).unwrap();
     assert_eq!(of_other_profiles(&fs, DATA, DUP), []);
