@@ -10,7 +10,8 @@
 //!
 //! The balance item is in the root tree while a balance runs or is paused.
 //!
-//! `BalanceState` keeps the state under a lock. Lock order: no other lock is taken under this lock.
+//! `BalanceState` keeps the state under a lock. Lock order: under this lock, only locks of [`ExclusiveOperations`] are
+//! taken.
 
 use std::sync::Arc;
 
@@ -18,13 +19,16 @@ use parking_lot::{Condvar, Mutex};
 use ubtrfs_format::item::BalanceItem;
 use ubtrfs_transaction::Job;
 
+use crate::devices::exclusive::{BalancePhase, ExclusiveOperations};
 use crate::{Error, Result};
 
 /// The balance of a filesystem.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct BalanceState {
     inner: Mutex<CurrentBalance>,
     changed: Condvar,
+    /// Learns each change of the state, because a balance and a replacement exclude each other.
+    exclusive: Arc<ExclusiveOperations>,
 }
 
 #[derive(Debug, Default)]
@@ -86,7 +90,12 @@ pub struct BalanceStatus {
 }
 
 impl BalanceState {
-    /// Begins a run, with a new item or with the item of a paused balance.
+    pub(crate) fn new(exclusive: Arc<ExclusiveOperations>) -> Self {
+        Self { inner: Mutex::default(), changed: Condvar::new(), exclusive }
+    }
+
+    /// Begins a run, with a new item or with the item of a paused balance. A new balance fails while a device is being
+    /// replaced.
     pub(crate) fn begin(&self, new: Option<BalanceItem>) -> Result<(BalanceItem, Arc<Job>)> {
         let mut inner = self.inner.lock();
         if inner.is_closed {
@@ -99,7 +108,14 @@ impl BalanceState {
             (Some(_), Some(_)) => {
                 return Err(Error::InProgress("a balance is paused; resume or cancel it first"));
             }
-            (Some(item), None) | (None, Some(item)) => item,
+            (Some(item), None) => {
+                self.exclusive.begin_balance()?;
+                item
+            }
+            (None, Some(item)) => {
+                self.exclusive.set_balance(Some(BalancePhase::Running));
+                item
+            }
             (None, None) => return Err(Error::NotRunning("there is no balance to resume")),
         };
         let job = Arc::new(Job::new());
@@ -116,12 +132,14 @@ impl BalanceState {
         if !keep {
             inner.item = None;
         }
+        self.exclusive.set_balance(keep.then_some(BalancePhase::Paused));
         self.changed.notify_all();
     }
 
     /// Notes the item of a balance that an earlier mount left unfinished.
     pub(crate) fn found(&self, item: BalanceItem) {
         self.inner.lock().item = Some(item);
+        self.exclusive.set_balance(Some(BalancePhase::Paused));
     }
 
     pub(crate) fn wish(&self) -> Option<StopRequest> {

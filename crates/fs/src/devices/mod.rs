@@ -5,6 +5,7 @@
 
 mod block_group;
 mod change;
+pub(crate) mod exclusive;
 pub(crate) mod jobs;
 pub(crate) mod replace;
 pub(crate) mod scrub;

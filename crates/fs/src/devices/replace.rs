@@ -15,7 +15,8 @@ use ubtrfs_format::DevId;
 use ubtrfs_format::item::DevReplaceItem;
 use ubtrfs_transaction::{DeviceScrub, Job, ReplaceRequest, ScrubCounts, ScrubFinding, SuspendedReplacement};
 
-use crate::devices::jobs::DeviceJobs;
+use crate::devices::exclusive::ExclusiveOperations;
+use crate::devices::jobs::{ActiveJob, DeviceJobs};
 use crate::devices::scrub::{FileDamages, Findings};
 use crate::service_threads::ServiceThreads;
 use crate::watched_job::watched;
@@ -50,13 +51,34 @@ pub const REPLACE_RUNS: &str = "a device is being replaced already; see: ubtrfs 
 pub(crate) type RunningReplace = (DevId, Arc<DeviceScrub>);
 
 /// The replacements of devices, and the thread that continues the replacement of an earlier session.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Replaces {
     jobs: Arc<DeviceJobs<RunningReplace>>,
     thread: ServiceThreads,
+    exclusive: Arc<ExclusiveOperations>,
+}
+
+impl Default for Replaces {
+    fn default() -> Self {
+        let jobs = Arc::default();
+        let exclusive = Arc::new(ExclusiveOperations::new(Arc::clone(&jobs)));
+        Self { jobs, thread: ServiceThreads::default(), exclusive }
+    }
 }
 
 impl Replaces {
+    /// The rule that a balance and a replacement exclude each other.
+    pub(crate) fn exclusive(&self) -> Arc<ExclusiveOperations> {
+        Arc::clone(&self.exclusive)
+    }
+
+    /// Begins a replacement on the calling thread, if no other one runs and there is no balance.
+    fn begin(&self, devid: DevId) -> Result<ActiveJob<&DeviceJobs<RunningReplace>, RunningReplace>> {
+        let one_alone = |_: &RunningReplace| Err(Error::InProgress(REPLACE_RUNS));
+        let about = (devid, Arc::new(DeviceScrub::new()));
+        self.exclusive.begin_replacement(|| self.jobs.begin_beside(about, one_alone))
+    }
+
     /// Continues a suspended replacement in the background. The thread holds the filesystem only after the replacement,
     /// to name the files with bad content. So dropping the last handle closes the filesystem.
     pub(crate) fn start(&self, fs: &Arc<Fs>) {
@@ -102,12 +124,11 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`Error::InProgress`] if a replacement runs; and as for [`ubtrfs_transaction::Engine::replace_device`]. After an
+    /// [`Error::InProgress`] if a replacement runs, or if a balance runs or is paused; and as for [`ubtrfs_transaction::Engine::replace_device`]. After an
     /// error, the old device is in its place.
     pub fn replace_device(&self, request: &ReplaceRequest, job: &Job) -> Result<ReplaceReport> {
         self.context.check_mounted_writable()?;
-        let one_alone = |_: &RunningReplace| Err(Error::InProgress(REPLACE_RUNS));
-        let running = self.replaces.jobs.begin_beside((request.devid, Arc::new(DeviceScrub::new())), one_alone)?;
+        let running = self.replaces.begin(request.devid)?;
         let (_, scrub) = &running.about;
         let findings = Mutex::new(Findings::default());
         let found = |finding: ScrubFinding| self.note_finding("replace", &finding, false, &findings);
@@ -116,6 +137,15 @@ impl Fs {
         let Findings { files, blocks, .. } = findings.into_inner();
         let files = files.into_iter().map(|(id, (path, damage))| (id, path, damage)).collect();
         Ok(ReplaceReport { counts, files, lost_block_bytes: blocks.lost_bytes })
+    }
+
+    /// Fails if a replacement cannot begin now, because another one runs, or because a balance runs or is paused.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InProgress`], as for [`Fs::replace_device`].
+    pub fn check_replace_can_begin(&self, devid: DevId) -> Result<()> {
+        self.replaces.begin(devid).map(drop)
     }
 
     /// The replacement that runs, if there is one.

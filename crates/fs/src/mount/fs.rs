@@ -130,14 +130,15 @@ impl Fs {
         let inodes =
             InodeCache::new(usize::try_from(budget.inode_bytes / INODE_BYTES).unwrap_or(usize::MAX), budget.name_bytes);
         let context = Context::new(Arc::clone(&engine), options.read_only, InodeId::root_of(root));
+        let replaces = Replaces::default();
         let fs = Arc::new(Self {
             data: DataPath::new(budget.dirty_bytes),
             readahead: Readahead::new(budget.read_bytes),
-            balance: BalanceState::default(),
+            balance: BalanceState::new(replaces.exclusive()),
             reclaim: ReclaimThread::new(options.bg_reclaim_threshold),
             resizes: DeviceJobs::default(),
             removals: DeviceJobs::default(),
-            replaces: Replaces::default(),
+            replaces,
             scrubs: DeviceJobs::default(),
             resync: ResyncThread::default(),
             devices_at_open,

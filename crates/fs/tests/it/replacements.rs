@@ -7,10 +7,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ubtrfs_device::Device;
 use ubtrfs_format::DevId;
-use ubtrfs_format::item::DevReplaceItem;
+use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem, DevReplaceItem};
 use ubtrfs_fs::{Fs, Job, MountOptions, ReplaceRequest};
-use ubtrfs_testkit::{LoopMount, capability, run};
+use ubtrfs_mkfs::{MkfsOptions, make_array};
+use ubtrfs_testkit::{LoopMount, Medium, MediumDevice, capability, run};
 
 use super::arrays::{Array, content, get, open_device, put};
 use super::devices::{add, devids, fill, is_btrfs, judge, verify};
@@ -319,4 +321,81 @@ fn a_source_that_is_lost_meanwhile_is_not_needed() {
         drop(fs);
         judge(&array, &[1, 2]);
     }
+}
+
+/// A balance of everything.
+fn whole_balance() -> BalanceItem {
+    let args = BalanceArgs { flags: BalanceFilters::empty().bits(), ..BalanceArgs::NONE };
+    let flags = (BalanceFlags::DATA | BalanceFlags::METADATA).bits();
+    BalanceItem { flags, data: args.clone(), metadata: args.clone(), system: args, unused: [0; 4] }
+}
+
+/// After a power cut amid both, Linux would continue the balance alone, and suspend the replacement.
+#[test]
+fn a_balance_and_a_replacement_exclude_each_other() {
+    let blank = || Arc::new(MediumDevice::new(Medium::zeros(512 << 20)));
+    let devices = [blank(), blank()];
+    let raid1 = ubtrfs_format::Profile::named("raid1").unwrap().flag;
+    let refs: Vec<&dyn Device> = devices.iter().map(|device| &**device as &dyn Device).collect();
+    let options = MkfsOptions { data_profile: raid1, metadata_profile: raid1, ..MkfsOptions::default() };
+    make_array(&refs, &options).unwrap();
+    let given: Vec<Arc<dyn Device>> = devices.iter().map(|device| Arc::clone(device) as _).collect();
+    let fs = Fs::open(given, MountOptions::default()).unwrap();
+    put(&fs, "big", &content(40 * MIB, 1));
+    fs.sync().unwrap();
+    let request = || ReplaceRequest { devid: DevId(1), device: blank(), avoids_source: false };
+    let refused = |words: &str| {
+        let error = fs.replace_device(&request(), &Job::new()).unwrap_err();
+        assert_eq!(error.errno(), rustix::io::Errno::INPROGRESS.raw_os_error());
+        assert!(error.to_string().contains(words), "{error}");
+    };
+
+    let is_paused = (0..1000).any(|_| {
+        std::thread::scope(|scope| {
+            let running = scope.spawn(|| fs.balance(whole_balance(), &Job::new()));
+            while fs.pause_balance().is_err() && !running.is_finished() {}
+            let _ = running.join().unwrap();
+        });
+        fs.balance_status().is_some()
+    });
+    assert!(is_paused, "no balance could be paused");
+    refused("a balance is paused; let it go on and wait for its end (ubtrfs balance resume), or end it");
+    assert!(fs.replace_status().is_none() && fs.last_replacement().unwrap().is_none(), "nothing has begun");
+    fs.cancel_balance().unwrap();
+
+    // Of a thread that balances again and again, and one that replaces again and again, only one gets on at a time.
+    let (mut nr_replaced, mut nr_balanced, mut nr_refused) = (0, 0, [0, 0]);
+    std::thread::scope(|scope| {
+        let balancing = scope.spawn(|| {
+            let (mut balanced, mut refused) = (0, 0);
+            while balanced < 5 {
+                match fs.balance(whole_balance(), &Job::new()) {
+                    Ok(_) => balanced += 1,
+                    Err(error) => {
+                        let text = error.to_string();
+                        assert!(text.contains("a device is being replaced; wait for the end"), "{text}");
+                        refused += 1;
+                        std::thread::sleep(Duration::from_micros(200));
+                    }
+                }
+            }
+            (balanced, refused)
+        });
+        while !balancing.is_finished() {
+            match fs.replace_device(&request(), &Job::new()) {
+                Ok(_) => nr_replaced += 1,
+                Err(error) => {
+                    assert!(error.to_string().contains("a balance is running; wait for its end"), "{error}");
+                    nr_refused[0] += 1;
+                }
+            }
+            // Otherwise the balance would hardly ever begin.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        (nr_balanced, nr_refused[1]) = balancing.join().unwrap();
+    });
+    eprintln!("{nr_replaced} replacements, {nr_balanced} balances, {nr_refused:?} refused");
+    assert!(nr_balanced == 5 && nr_refused[0] + nr_refused[1] > 0);
+    assert!(get(&fs, "big", 40 * MIB) == content(40 * MIB, 1));
+    fs.close().unwrap();
 }
