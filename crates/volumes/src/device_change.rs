@@ -134,7 +134,9 @@ impl Volumes {
         let nr_known = self.members().iter().filter(|member| member.is_known()).count() as u64;
         if nr_known > superblock.num_devices {
             let counted = superblock.num_devices;
-            tracing::warn!("the superblock counts {counted} devices, and the chunk tree has {nr_known}: corrected");
+            tracing::warn!(
+                "the number of devices in the superblock is {counted}, and {nr_known} in the chunk tree: corrected"
+            );
             superblock.num_devices = nr_known;
             self.nr_devices.store(nr_known, Ordering::Release);
         }

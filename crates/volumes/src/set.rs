@@ -219,7 +219,8 @@ impl Volumes {
         }
         let devices = self.devices.read();
         let nr_given = devices.values().filter(|member| member.device().is_some()).count();
-        let counted = format!("{nr_given} of its {} devices were given", self.superblock.num_devices);
+        let were = if nr_given == 1 { "was" } else { "were" };
+        let counted = format!("{nr_given} of its {} devices {were} given", self.superblock.num_devices);
         let missing = devices.values().filter(|member| member.state() == MemberState::Missing);
         let mut named: BTreeMap<u64, String> = missing
             .map(|member| {

@@ -180,7 +180,8 @@ pub(crate) fn check_together(
     }
     let nr_given = found.len().saturating_add(nr_of_seeds);
     if first.num_devices != nr_given as u64 {
-        let what = format!("{nr_given} of the {} devices of the filesystem were given", first.num_devices);
+        let were = if nr_given == 1 { "was" } else { "were" };
+        let what = format!("{nr_given} of the {} devices of the filesystem {were} given", first.num_devices);
         return refuse(what, "give all devices of the filesystem");
     }
     Ok(())
