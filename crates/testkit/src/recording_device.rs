@@ -11,10 +11,11 @@
 //! - I3. A discard leaves zeros if a flush completed after it; otherwise it leaves zeros or the old content.
 //! - I4. A [`Gate`] delays some writes and flushes before they take effect, while requests of other threads pass. So
 //!   concurrent operations can happen between any two writes of a commit.
+//! - I5. While a device is absent, each request fails with ENODEV, and nothing is recorded.
 
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -117,6 +118,8 @@ pub struct RecordingDevice {
     live: MediumDevice,
     log: Arc<Log>,
     gate: Option<(Gate, Mutex<Rng>)>,
+    /// Whether each request fails (I5).
+    is_absent: AtomicBool,
 }
 
 /// Builds the states that the media could have after power cuts at several points of a recording. The points must
@@ -155,7 +158,8 @@ impl RecordingDevice {
 
     fn in_log(number: usize, log: Arc<Log>) -> Self {
         let base = &log.bases[number];
-        Self { number, len_bytes: base.len_bytes(), live: MediumDevice::new(base.clone()), log, gate: None }
+        let (len_bytes, live) = (base.len_bytes(), MediumDevice::new(base.clone()));
+        Self { number, len_bytes, live, log, gate: None, is_absent: AtomicBool::new(false) }
     }
 
     /// Makes the device delay some requests (I4).
@@ -163,6 +167,17 @@ impl RecordingDevice {
     pub fn with_gate(mut self, gate: Gate) -> Self {
         self.gate = Some((gate, Mutex::new(Rng::new(gate.seed))));
         self
+    }
+
+    /// Makes each request fail, or lets the device answer again (I5).
+    pub fn set_absent(&self, is_absent: bool) {
+        // Under the lock that requests take, so that no request succeeds after the return.
+        let _live = self.live.write();
+        self.is_absent.store(is_absent, Ordering::SeqCst);
+    }
+
+    fn check_present(&self) -> io::Result<()> {
+        if self.is_absent.load(Ordering::SeqCst) { Err(rustix::io::Errno::NODEV.into()) } else { Ok(()) }
     }
 
     /// Creates a device with the content of an image file.
@@ -365,12 +380,14 @@ impl Device for RecordingDevice {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.check_present()?;
         self.live.read_at(offset, buf)
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         self.maybe_delay(offset == SUPERBLOCK);
         let mut live = self.live.write();
+        self.check_present()?;
         live.check(offset, buf.len() as u64)?;
         live.write(offset, buf);
         self.push(Event::Write { device: self.number, offset, data: buf.into() });
@@ -380,12 +397,14 @@ impl Device for RecordingDevice {
     fn flush(&self) -> io::Result<()> {
         self.maybe_delay(true);
         let _live = self.live.write();
+        self.check_present()?;
         self.push(Event::Flush { device: self.number });
         Ok(())
     }
 
     fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
         let mut live = self.live.write();
+        self.check_present()?;
         live.check(offset, len_bytes)?;
         live.zero(offset, len_bytes);
         self.push(Event::Discard { device: self.number, offset, len_bytes });

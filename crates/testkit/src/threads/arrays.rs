@@ -20,6 +20,8 @@
 //!   device are overwritten with noise and repaired. Profiles always tolerate the losses of the run. A conversion that the
 //!   cut interrupted goes on, by us and by Linux. While a device has noise, no device is lost, and the device's copies may
 //!   be bad.
+//! - A9. In such a run, a device may also stop answering, and the filesystem goes on without it. After a cut, the device is
+//!   lost, or it returns, and is brought up to date: all copies are clean. No other device is lost then.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -38,7 +40,7 @@ use ubtrfs_format::item::{BlockGroupFlags, DevReplaceItem};
 use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 use ubtrfs_fs::{Caller, Fs, Job, MountOptions, NewInode};
 
-use super::device_changes::{ArrayEvents, Changes, REFUSED, change_devices};
+use super::device_changes::{ArrayEvents, Changes, Harmed, REFUSED, change_devices, flushes_until_durable};
 use super::verify::Made;
 use super::{Record, Scenario, Work, points, run_threads};
 use crate::loop_mount::forget_unmounted_devices;
@@ -81,6 +83,8 @@ pub enum Fate {
     Stale(usize),
     /// The device is full of noise (A4).
     Noise,
+    /// The device did not answer before the cut, and is there again (A9).
+    Returned,
 }
 
 /// The media that a cut left, and the promises made before it.
@@ -187,11 +191,11 @@ impl ArrayCuts {
         .with_context(|| what.clone())?;
         let what = changes.as_ref().map_or_else(
             || what.clone(),
-            |Changes { nr_devices, others: [converted, resized, scrubbed], noise }| {
-                let noise = noise.len();
+            |Changes { nr_devices, others: [converted, resized, scrubbed], noise, absences }| {
+                let (noise, absences) = (noise.len(), absences.len());
                 format!(
                     "{what}, {nr_devices} changes of devices, {converted} conversions, {resized} resizes, {scrubbed} scrubs, \
-                     {noise} times noise"
+                     {noise} times noise, {absences} absences"
                 )
             },
         );
@@ -235,8 +239,12 @@ impl ArrayCuts {
         let mut rng = Rng::new(self.seed.wrapping_mul(0x1_0001).wrapping_add(number as u64));
         let (mut media, outcome) = builder.cut_all(point, &mut rng);
         let mut fates = vec![Fate::Kept; media.len()];
-        let noisy = self.noisy_at(point);
-        let tolerated = if noisy.is_some() { 0 } else { self.tolerated };
+        let noisy = self.harmed_at(&self.changes.noise, flushes_until_durable(self.devices.len()), point);
+        let absent = self.harmed_at(&self.changes.absences, 0, point);
+        if let Some(absent) = absent {
+            fates[absent] = if rng.one_in(2) { Fate::Lost } else { Fate::Returned };
+        }
+        let tolerated = if noisy.or(absent).is_some() { 0 } else { self.tolerated };
         for _ in 0..rng.index(tolerated + 1) {
             let victim = rng.index(media.len());
             fates[victim] = match rng.below(3) {
@@ -249,7 +257,7 @@ impl ArrayCuts {
         }
         for (index, fate) in fates.iter().enumerate() {
             match fate {
-                Fate::Kept | Fate::Lost => {}
+                Fate::Kept | Fate::Lost | Fate::Returned => {}
                 Fate::Stale(events) => media[index] = builder.stopped_at(index, *events, &mut rng),
                 Fate::Noise => media[index].add_noise(&mut rng),
             }
@@ -263,24 +271,28 @@ impl ArrayCuts {
         ArrayCut { media, fates, lanes: outcome.promised_by, number, noisy, what }
     }
 
-    /// The device that may have noise after a cut at this point (A8). Its repair is durable after a few flushes.
-    fn noisy_at(&self, point: usize) -> Option<usize> {
-        if self.changes.noise.is_empty() {
+    /// The device that is harmed after a cut at this point (A8, A9). The end is durable after this number of flushes.
+    fn harmed_at(&self, harmed: &[Harmed], nr_flushes: usize, point: usize) -> Option<usize> {
+        if harmed.is_empty() {
             return None;
         }
-        let (flushes, nr_flushes) = (self.devices[0].flush_points(), self.devices.len() * 3);
-        let is_noisy = |(_, range): &&(usize, std::ops::Range<usize>)| {
-            let end = flushes.iter().filter(|flush| **flush > range.end).nth(nr_flushes);
-            (range.start..=end.copied().unwrap_or(usize::MAX)).contains(&point)
+        let flushes = self.devices[0].flush_points();
+        let is_harmed = |Harmed { events, .. }: &&Harmed| {
+            let end = match nr_flushes {
+                0 => events.end,
+                nr => flushes.iter().filter(|flush| **flush > events.end).nth(nr).map_or(usize::MAX, |flush| *flush),
+            };
+            (events.start..=end).contains(&point)
         };
-        self.changes.noise.iter().rev().find(is_noisy).map(|(number, _)| *number)
+        harmed.iter().rev().find(is_harmed).map(|harmed| harmed.number)
     }
 
     /// Verifies A1 and A2. Returns the entries of the filesystem.
     pub fn verify(&self, cut: &ArrayCut) -> Result<Vec<TreeEntry>> {
         let verify = || {
             // A replaced device that was not wiped yet is stale if the device in its place is lost.
-            let may_be_stale = self.is_changing && cut.fates.contains(&Fate::Lost);
+            let is_gone = |fate: &Fate| matches!(fate, Fate::Lost | Fate::Returned);
+            let may_be_stale = self.is_changing && cut.fates.iter().any(is_gone);
             let bad = cut.noisy.and_then(|number| primary(&cut.media[number])).map(|it| it.dev_item.devid.0);
             check_except(&self.members_of(cut.undamaged())?, may_be_stale, bad).context("A2, before the replay")?;
             let devices: Vec<Option<Arc<MediumDevice>>> = cut.devices();
@@ -308,12 +320,20 @@ impl ArrayCuts {
                 self.record.verify(&again, &|path| crate::faults::read_all(&target, path), &cut.lanes).context("A8")?;
                 self.nr_converted.fetch_add(1, Ordering::Relaxed);
             }
+            let has_returned = cut.fates.contains(&Fate::Returned);
+            if has_returned {
+                target.fs().wait_for_resync();
+            }
             target.close().context("A1: it cannot be closed")?;
             let is_kept = |(fate, device): (&Fate, &Option<Arc<MediumDevice>>)| {
                 device.as_ref().filter(|_| *fate == Fate::Kept).map(|device| device.content())
             };
             let kept: Vec<Medium> = cut.fates.iter().zip(&devices).filter_map(is_kept).collect();
             check_except(&self.members_of(kept)?, true, bad).context("A2, after the replay")?;
+            if has_returned {
+                let all = devices.iter().flatten().map(|device| device.content()).collect();
+                check_except(&self.members_of(all)?, false, None).context("A9")?;
+            }
             self.verify_return(cut, devices).context("A7")?;
             Ok(found)
         };
@@ -364,8 +384,7 @@ impl ArrayCuts {
     }
 
     /// Verifies A3. Linux must find `ours`, the entries that [`ArrayCuts::verify`] returned.
-    /// Returns false if Linux does not judge the cut: if there is noise, which its scrub reports, or if both a replacement
-    /// and a conversion were interrupted, or if Linux has no room to go on with metadata of two profiles, or if a replaced
+    /// Returns false if Linux does not judge the cut: if there is noise, which its scrub reports, or if Linux has no room to go on with metadata of two profiles, or if a replaced
     /// device may still be there while the device in its place is lost.
     pub fn verify_by_linux(&self, cut: &ArrayCut, ours: &[TreeEntry], dir: &Path) -> Result<bool> {
         if cut.noisy.is_some() {
@@ -380,7 +399,7 @@ impl ArrayCuts {
             // A replaced device that was not wiped yet is stale if the device in its place is lost.
             let newest = members.iter().map(generation_of).max().unwrap_or_default();
             let is_late = members.iter().any(|medium| generation_of(medium) != newest);
-            if self.is_changing && is_late && cut.fates.contains(&Fate::Lost) {
+            if self.is_changing && is_late && cut.fates.iter().any(|fate| *fate != Fate::Kept) {
                 return Ok(false);
             }
             members.retain(|medium| !self.is_changing || generation_of(medium) + 1 >= newest);
@@ -411,12 +430,8 @@ impl ArrayCuts {
                 }
                 other => other?,
             };
-            if new.is_some() && has_balance {
-                // Linux goes on with one of both, and with the other one at the next mount.
-                await_balance(&mount)?;
-                mount.close()?;
-                return Ok(false);
-            }
+            // Linux would go on with one of both, and with the other one at the next mount.
+            ensure!(new.is_none() || !has_balance, "A8: a replacement and a balance were begun beside each other");
             if new.is_some() {
                 let is_finished = await_replacement(&mount)?;
                 self.nr_resumed_by_linux.fetch_add(is_finished.into(), Ordering::Relaxed);
@@ -435,7 +450,7 @@ impl ArrayCuts {
                     .context("our replay (first) and Linux's (second) differ")?;
             }
             // A commit writes the superblocks that the cut left old. Scrub reports them otherwise.
-            std::fs::write(mount.join("new"), b"new")?;
+            std::fs::write(mount.join("new"), b"new").with_context(|| mount.kernel_log())?;
             run("sync", ["-f".as_ref(), mount.path().as_os_str()])?;
             mount.scrub()?;
             let mut complaints = mount.kernel_complaints();

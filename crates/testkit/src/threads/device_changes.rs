@@ -1,9 +1,13 @@
 //! The thread of a run with device changes: it adds, removes and replaces devices while other threads write. In a run with
-//! all events, it also converts block groups, resizes and scrubs devices, and overwrites parts of a device with noise.
+//! all events, it also converts block groups, resizes and scrubs devices, overwrites parts of a device with noise, and
+//! makes a device stop answering.
 //!
-//! I1. At most one device has noise, and only if the profiles tolerate its loss. A scrub repairs the noise before the next
-//!     event.
+//! I1. At most one device has noise or does not answer, and only if the profiles tolerate its loss.
+//! I2. A scrub repairs the noise before the next event.
+//! I3. A device that did not answer is not used any more, even if it answers again, until it is replaced or removed, or the
+//!     filesystem is opened again. Meanwhile other events go on.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,13 +17,16 @@ use ubtrfs_device::Device;
 use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem};
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 use ubtrfs_format::{DevId, Profile};
-use ubtrfs_fs::{Fs, Job, ReplaceRequest, ScrubStart};
+use ubtrfs_fs::{DeviceUsage, Fs, Job, ReplaceRequest, ScrubStart};
 
 use crate::{RecordingDevice, Rng};
 
 /// Errors of a change that the filesystem does not allow now: EINVAL if too few devices or too little space would be left,
 /// ENOSPC, ECANCELED, EBUSY, and of a balance ENOTCONN and EINPROGRESS.
 pub(super) const REFUSED: [i32; 6] = [22, 28, 125, 16, 107, 115];
+
+/// Errors of work that meets a device that does not answer: EIO, ENODEV, and ENXIO if it knows already.
+const ABSENT: [i32; 3] = [5, 19, 6];
 
 /// Number of tries after which a run without changes ends.
 const TRIES_MAX: u64 = 40;
@@ -43,8 +50,27 @@ pub(super) struct Changes {
     pub(super) nr_devices: u64,
     /// Numbers of completed conversions, resizes and scrubs.
     pub(super) others: [u64; 3],
-    /// Devices with noise (I1): their numbers, and the events of the recording between which they had it.
-    pub(super) noise: Vec<(usize, std::ops::Range<usize>)>,
+    /// Devices with noise (I2).
+    pub(super) noise: Vec<Harmed>,
+    /// Devices that did not answer (I3).
+    pub(super) absences: Vec<Harmed>,
+}
+
+/// A device without which the filesystem has to do for a while.
+#[derive(Clone, Debug)]
+pub(super) struct Harmed {
+    /// The number of the device.
+    pub(super) number: usize,
+    /// The events of the recording between which this was so.
+    pub(super) events: Range<usize>,
+}
+
+/// A device that does not answer, or that answers again and is not used.
+#[derive(Clone, Copy, Debug)]
+struct Absent {
+    number: usize,
+    devid: DevId,
+    begin: usize,
 }
 
 /// Changes the devices of a filesystem until the other threads are done. Devices of `all` that are not part of it are
@@ -57,10 +83,10 @@ pub(super) fn change_devices(
     seed: u64,
 ) -> Result<Changes> {
     let mut rng = Rng::new(seed ^ 0xdec1);
-    let (mut changes, mut nr_tries) = (Changes::default(), 0);
+    let (mut changes, mut nr_tries, mut absent) = (Changes::default(), 0, None);
     let (nr_kinds, tolerated) = match events {
         ArrayEvents::Devices => (3, 0),
-        ArrayEvents::All { tolerated } => (8, tolerated),
+        ArrayEvents::All { tolerated } => (9, tolerated),
     };
     while changes.nr_devices < 3 || !stop.load(Ordering::SeqCst) {
         nr_tries += 1;
@@ -68,11 +94,16 @@ pub(super) fn change_devices(
             break;
         }
         std::thread::sleep(Duration::from_millis(rng.below(10)));
+        if let Some(gone) = absent.filter(|_| rng.one_in(3)) {
+            if end_absence(fs, all, gone, &mut rng)? {
+                changes.nr_devices += 1;
+                changes.absences.push(gone.harmed(all));
+                absent = None;
+            }
+            continue;
+        }
         let members = fs.space_usage().devices;
-        let is_spare = |device: &&Arc<RecordingDevice>| {
-            !members.iter().any(|member| member.path.as_deref() == Some(device.location().as_str()))
-        };
-        let spares: Vec<&Arc<RecordingDevice>> = all.iter().filter(is_spare).collect();
+        let spares: Vec<&Arc<RecordingDevice>> = all.iter().filter(|device| !is_member(device, &members)).collect();
         let member = &members[rng.index(members.len())];
         let devid = member.devid;
         let kind = rng.below(nr_kinds);
@@ -81,6 +112,8 @@ pub(super) fn change_devices(
                 let device = Arc::clone(spares[rng.index(spares.len())]);
                 fs.add_device(device, &Job::new()).map(drop)
             }
+            // The absent device is replaced or removed by `end_absence`.
+            (1 | 2, _) if absent.is_some_and(|gone| gone.devid == devid) => continue,
             (1, false) => {
                 let device = Arc::clone(spares[rng.index(spares.len())]);
                 let request = ReplaceRequest { devid, device, avoids_source: rng.one_in(4) };
@@ -92,19 +125,30 @@ pub(super) fn change_devices(
                 let full = all[0].len_bytes();
                 fs.resize_device(devid, full - rng.below(5) * (full / 16), &Job::new())
             }
-            (6, _) => scrub(fs, false),
-            _ if tolerated == 0 => continue,
-            _ => {
-                let number = all.iter().position(|device| Some(device.location()) == member.path);
-                let Some(number) = number else { continue };
+            (6, _) => scrub(fs, false, absent.map(|gone| gone.devid)),
+            _ if tolerated == 0 || absent.is_some() => continue,
+            (7, _) => {
+                let Some(number) = number_of(all, member) else { continue };
                 let begin = all[number].events();
                 add_noise(fs, &*all[number], devid, &mut rng)?;
                 std::thread::sleep(Duration::from_millis(rng.below(10)));
                 // A scrub checks what is committed, and the noise may be in newer extents.
                 fs.sync()?;
-                let repaired = scrub(fs, true);
-                changes.noise.push((number, begin..all[number].events()));
+                let repaired = scrub(fs, true, None);
+                changes.noise.push(Harmed { number, events: begin..all[number].events() });
                 repaired
+            }
+            // The repair of noise may not be durable yet.
+            _ if !is_durable(all, &changes.noise) => continue,
+            _ => {
+                let Some(number) = number_of(all, member) else { continue };
+                absent = Some(Absent { number, devid, begin: all[number].events() });
+                all[number].set_absent(true);
+                // Otherwise the filesystem finds out during the next event.
+                if rng.one_in(2) {
+                    fs.sync()?;
+                }
+                continue;
             }
         };
         match (kind, done) {
@@ -113,10 +157,68 @@ pub(super) fn change_devices(
             (5, Ok(())) => changes.others[1] += 1,
             (_, Ok(())) => changes.others[2] += 1,
             (0..6, Err(error)) if REFUSED.contains(&error.errno()) => {}
+            // Work that needs the absent device fails.
+            (0..7, Err(error)) if absent.is_some() && ABSENT.contains(&error.errno()) => {}
             (_, Err(error)) => bail!("a change of devices fails ({kind}): {error}"),
         }
     }
+    if let Some(gone) = absent {
+        changes.absences.push(Harmed { number: gone.number, events: gone.begin..usize::MAX });
+    }
     Ok(changes)
+}
+
+/// The number of flushes after which the repair of noise is durable on an array of this many devices.
+pub(super) fn flushes_until_durable(nr_devices: usize) -> usize {
+    nr_devices * 3
+}
+
+/// Whether all repairs of noise are durable.
+fn is_durable(all: &[Arc<RecordingDevice>], noise: &[Harmed]) -> bool {
+    let Some(last) = noise.iter().map(|harmed| harmed.events.end).max() else { return true };
+    let later = all[0].flush_points().into_iter().filter(|flush| *flush > last);
+    later.count() > flushes_until_durable(all.len())
+}
+
+impl Absent {
+    /// The absence, which ends now.
+    fn harmed(&self, all: &[Arc<RecordingDevice>]) -> Harmed {
+        Harmed { number: self.number, events: self.begin..all[self.number].events() }
+    }
+}
+
+/// Lets the absent device answer again in half of the cases, and replaces or removes it. Returns whether that was possible.
+/// In the end the device answers in any case, and is a spare.
+fn end_absence(fs: &Fs, all: &[Arc<RecordingDevice>], gone: Absent, rng: &mut Rng) -> Result<bool> {
+    if rng.one_in(2) {
+        all[gone.number].set_absent(false);
+    }
+    let members = fs.space_usage().devices;
+    let spare = all.iter().find(|device| !is_member(device, &members));
+    let done = match spare.filter(|_| !rng.one_in(4)) {
+        Some(device) => {
+            let request =
+                ReplaceRequest { devid: gone.devid, device: Arc::clone(device) as _, avoids_source: rng.one_in(4) };
+            cancelled_at_times(fs, rng, || fs.replace_device(&request, &Job::new()).map(drop))
+        }
+        None => cancelled_at_times(fs, rng, || fs.remove_devices(&[gone.devid], &Job::new())),
+    };
+    match done {
+        Ok(()) => all[gone.number].set_absent(false),
+        Err(error) if REFUSED.contains(&error.errno()) => return Ok(false),
+        Err(error) => bail!("the absent device {} cannot be replaced or removed: {error}", gone.devid),
+    }
+    Ok(true)
+}
+
+/// Whether a device is part of the filesystem.
+fn is_member(device: &RecordingDevice, members: &[DeviceUsage]) -> bool {
+    members.iter().any(|member| member.path.as_deref() == Some(device.location().as_str()))
+}
+
+/// The number of a member.
+fn number_of(all: &[Arc<RecordingDevice>], member: &DeviceUsage) -> Option<usize> {
+    all.iter().position(|device| Some(device.location()) == member.path)
 }
 
 /// Converts block groups to random profiles that tolerate the loss of `tolerated` devices, or resumes or cancels the
@@ -156,10 +258,12 @@ fn convert(fs: &Fs, tolerated: u16, nr_devices: usize, rng: &mut Rng) -> ubtrfs_
     })
 }
 
-/// Scrubs all devices. If none of them has noise, nothing may be bad, and in any case nothing may be lost.
-fn scrub(fs: &Fs, has_noise: bool) -> ubtrfs_fs::Result<()> {
+/// Scrubs all devices but the absent one. If none of them has noise, nothing may be bad, and in any case nothing may be
+/// lost.
+fn scrub(fs: &Fs, has_noise: bool, absent: Option<DevId>) -> ubtrfs_fs::Result<()> {
     let start = |devid| ScrubStart { devid, start: 0, limit: 0, io_priority: None };
-    let starts: Vec<ScrubStart> = fs.space_usage().devices.iter().map(|device| start(device.devid)).collect();
+    let devids = fs.space_usage().devices.into_iter().map(|device| device.devid);
+    let starts: Vec<ScrubStart> = devids.filter(|devid| Some(*devid) != absent).map(start).collect();
     let report = fs.scrub(&starts, true, &Job::new())?;
     for device in report.devices {
         device.result?;
