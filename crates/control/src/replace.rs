@@ -126,10 +126,8 @@ pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<
 
 fn replace(context: &CommandContext<'_>, start: &StartReplace) -> Result<ReplaceReportMessage> {
     let devid = known(context, start.devid)?;
-    if context.fs.replace_status().is_some() {
-        // Before the content of the new device is discarded.
-        return Err(ubtrfs_fs::Error::InProgress(ubtrfs_fs::REPLACE_RUNS).into());
-    }
+    // Before the content of the new device is discarded.
+    context.fs.check_replace_can_begin(devid)?;
     refuse_confined(context, "replace the device in", &["replace", "start", &devid.to_string()], &start.new)?;
     let device = open_new(context, &start.new)?;
     let request = ReplaceRequest { devid, device, avoids_source: start.avoids_source };

@@ -273,14 +273,23 @@ fn stopped(error: anyhow::Error, status: ExitCode) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Whether a balance cannot start because another balance is running. A paused balance does not end by itself, so it is
-/// not worth waiting for.
+/// Whether a balance cannot start because another balance or a replacement is running. A paused balance does not end by
+/// itself, so it is not worth waiting for.
 fn is_running(channel: &Channel<'_>, error: &anyhow::Error) -> anyhow::Result<bool> {
     if error.downcast_ref::<CommandFailure>().is_none_or(|failure| failure.errno() != Errno::INPROGRESS) {
         return Ok(false);
     }
+    Ok(status_of(channel)?.is_none_or(|status| status.state != "paused"))
+}
+
+/// Whether a balance is running, so that it ends by itself.
+pub(super) fn runs(channel: &Channel<'_>) -> anyhow::Result<bool> {
+    Ok(status_of(channel)?.is_some_and(|status| status.state != "paused"))
+}
+
+fn status_of(channel: &Channel<'_>) -> anyhow::Result<Option<BalanceStatusMessage>> {
     match call(channel, Request::Status)? {
-        Response::Status(status) => Ok(status.is_none_or(|status| status.state != "paused")),
+        Response::Status(status) => Ok(status),
         other => bail!("unexpected answer of the server: {other:?}"),
     }
 }

@@ -60,7 +60,7 @@ struct ReplaceStartArgs {
     /// Do not discard the content of the new device first
     #[arg(short = 'K', long)]
     nodiscard: bool,
-    /// If another replacement is running, wait for its end. The command always waits for other changes of devices
+    /// If another replacement or a balance is running, wait for its end. The command always waits for other changes of devices
     #[arg(long)]
     enqueue: bool,
     /// Print the result as JSON (with -B)
@@ -137,7 +137,8 @@ fn start(args: &ReplaceStartArgs) -> anyhow::Result<ExitCode> {
     }
     let detached = args.detached.then(|| Detached::new(format!("replacement of a device of {}", target.filesystem())));
     let report = with_served(&target, &options, ImageWork::Replacement, |channel| {
-        while args.enqueue && matches!(target, CommandTarget::Mounted(_)) && is_running(&ask(channel, &target)?) {
+        let must_wait = || anyhow::Ok(is_running(&ask(channel, &target)?) || super::balance::runs(channel)?);
+        while args.enqueue && matches!(target, CommandTarget::Mounted(_)) && must_wait()? {
             std::thread::sleep(QUEUE_WAIT);
         }
         let devids = devids_of(channel, &target, std::slice::from_ref(&args.old), none_missing)?;
