@@ -405,11 +405,19 @@ fn tell(report: &BalanceReportMessage, quiet: bool) -> anyhow::Result<ExitCode> 
     }
     if *without_space > 0 {
         warn(&format!(
-            "{without_space} block groups stay, because there is no space left to move them to; \
-             delete something, or move only groups that are half empty: -dusage=50 -musage=50"
+            "{}; delete something, or move only groups that are half empty: -dusage=50 -musage=50",
+            without_room(*without_space)
         ));
     }
     Ok(if failures.is_empty() && *without_space == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The message about block groups that could not be moved, for one or more of them.
+fn without_room(nr_groups: u64) -> String {
+    match nr_groups {
+        1 => "1 block group stays, because there is no space left to move it to".to_owned(),
+        _ => format!("{nr_groups} block groups stay, because there is no space left to move them to"),
+    }
 }
 
 fn shown(filesystem: &str, status: &BalanceStatusMessage, verbose: bool) -> String {
@@ -573,6 +581,12 @@ mod tests {
         ] {
             assert!(parse_filters(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn one_block_group_without_room_is_told_in_the_singular() {
+        assert!(without_room(1).starts_with("1 block group stays, ") && without_room(1).ends_with("move it to"));
+        assert!(without_room(2).starts_with("2 block groups stay, ") && without_room(2).ends_with("move them to"));
     }
 
     #[test]

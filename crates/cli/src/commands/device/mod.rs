@@ -145,7 +145,7 @@ fn ready(args: &ReadyArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     bail!(
-        "{nr_found} of the {nr_devices} devices of the filesystem on {} are there; see: ubtrfs filesystem show",
+        "the filesystem on {} has only {nr_found} of its {nr_devices} devices now; see: ubtrfs filesystem show",
         args.device.shown()
     )
 }
