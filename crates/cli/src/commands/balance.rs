@@ -14,6 +14,7 @@ use ubtrfs_control::{Channel, CommandFailure, ImageWork, Request as AnyRequest, 
 use ubtrfs_transaction::Job;
 
 use super::background::Detached;
+use super::filesystem::warn_of_profiles_in;
 use super::offline::{ImageOptions, ImageUse};
 use super::place::CommandTarget;
 use super::served::{until_closed, with_running, with_served};
@@ -146,8 +147,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
         Command::Start(args) => start(*args),
         Command::Resume(args) => resume(args).or_else(without_balance),
-        Command::Pause(args) => stop(args, Request::Pause).or_else(without_balance),
-        Command::Cancel(args) => stop(args, Request::Cancel).or_else(without_balance),
+        Command::Pause(args) => stop(&args, Request::Pause),
+        Command::Cancel(args) => stop(&args, Request::Cancel),
         Command::Status(args) => {
             let shown = status(args);
             // As in btrfs-progs, the exit status is 1 if there is a balance, and 2 after an error.
@@ -330,15 +331,18 @@ fn without_balance(error: anyhow::Error) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(NO_BALANCE))
 }
 
-fn stop(args: BalancePlainArgs, request: Request) -> anyhow::Result<ExitCode> {
-    let path = args.path.or_image();
-    with_running(&path, &args.image, ImageUse::Write, |channel| {
+/// Pauses or cancels a balance. As in btrfs-progs, a warning about several profiles follows, also after a failure.
+fn stop(args: &BalancePlainArgs, request: Request) -> anyhow::Result<ExitCode> {
+    let path = args.path.clone().or_image();
+    let stopped = with_running(&path, &args.image, ImageUse::Write, |channel| {
         until_closed(channel, &path, || {
             let verb = if request == Request::Pause { "pause" } else { "cancel" };
             call_long(channel, request).with_context(|| format!("cannot {verb} the balance of {}", path.filesystem()))
         })
-    })?;
-    Ok(ExitCode::SUCCESS)
+    });
+    let status = stopped.map(|_| ExitCode::SUCCESS).or_else(without_balance)?;
+    warn_of_profiles_in(&path, &args.image);
+    Ok(status)
 }
 
 fn call(channel: &Channel<'_>, request: Request) -> anyhow::Result<Response> {

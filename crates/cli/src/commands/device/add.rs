@@ -17,6 +17,7 @@ use ubtrfs_transaction::detect;
 
 use super::remove::is_same_device;
 use super::{call_filesystem, filesystem_of, unexpected};
+use crate::commands::filesystem::warn_of_profiles_in;
 use crate::commands::offline::{ImageOptions, ImageUse};
 use crate::commands::place::{CommandTarget, find_own, with_channel};
 use crate::commands::served::with_served;
@@ -82,6 +83,7 @@ pub(super) fn run(args: &AddArgs) -> anyhow::Result<ExitCode> {
         true => print_json(&added.into()),
         false => Ok(()),
     }?;
+    warn_of_profiles_in(&target, &args.image);
     Ok(ExitCode::SUCCESS)
 }
 

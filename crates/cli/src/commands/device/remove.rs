@@ -10,6 +10,7 @@ use ubtrfs_control::device::{Request, Response};
 use ubtrfs_control::{Channel, CommandFailure, ImageId, ImageWork, filesystem, open_image};
 
 use super::{call_filesystem, filesystem_of, unexpected};
+use crate::commands::filesystem::warn_of_profiles_in;
 use crate::commands::offline::{ImageOptions, ImageUse};
 use crate::commands::place::CommandTarget;
 use crate::commands::served::{until_closed, with_running, with_served};
@@ -78,6 +79,7 @@ pub(super) fn run(args: &RemoveArgs) -> anyhow::Result<ExitCode> {
         false if is_progs() => Ok(()),
         false => print_out(&removed.iter().map(|devid| format!("device {devid} was removed\n")).collect::<String>()),
     }?;
+    warn_of_profiles_in(&target, &args.image);
     Ok(ExitCode::SUCCESS)
 }
 

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 pub(crate) use defragment::with_method;
 pub(crate) use resize::shrink_image;
-pub(crate) use usage::{DeviceUsageArgs, device_usage, names};
+pub(crate) use usage::{DeviceUsageArgs, device_usage, names, warn_of_profiles_in};
 
 use anyhow::{Context, bail};
 use ubtrfs_control::filesystem::{Request, Response};

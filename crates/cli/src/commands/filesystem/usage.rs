@@ -125,6 +125,20 @@ pub(super) fn df(args: &DfArgs) -> anyhow::Result<()> {
     print_out(&text)
 }
 
+/// Asks for the usage of a filesystem, and prints the warning of btrfs-progs about kinds of space with several profiles.
+/// Prints nothing if the filesystem cannot be asked, because the command has told its own result already.
+pub(crate) fn warn_of_profiles_in(target: &CommandTarget, options: &ImageOptions) {
+    if !is_progs() {
+        return;
+    }
+    let asked = with_channel(target, options, ImageUse::Read, |channel| {
+        call(channel, target, "read the space of", Request::Usage)
+    });
+    if let Ok(Response::Usage(usage)) = asked {
+        warn_of_several_profiles(&usage);
+    }
+}
+
 /// The warning of btrfs-progs about kinds of space with several profiles.
 fn warn_of_several_profiles(usage: &FilesystemUsage) {
     if !is_progs() || !has_several_profiles(&usage.groups) {
