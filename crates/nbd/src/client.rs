@@ -14,9 +14,10 @@ use parking_lot::Mutex;
 
 use crate::buffers::copy_to;
 use crate::connection::{NR_PIECES_MAX, Piece, RequestError, SharedConnection, Transfer};
-use crate::dial::{Dialed, dial};
+use crate::dial::{Dialed, dial_with};
 use crate::error::NbdError;
 use crate::handshake::{ExportInfo, negotiate};
+use crate::tls::TlsClient;
 use crate::url::NbdUrl;
 use crate::wire::{self, CommandCode};
 
@@ -44,6 +45,7 @@ impl Default for Settings {
 #[derive(Debug)]
 pub struct Client {
     url: NbdUrl,
+    tls: Option<TlsClient>,
     identity: String,
     settings: Settings,
     export: ExportInfo,
@@ -87,12 +89,13 @@ impl Client {
     /// # Errors
     /// The server cannot open the export.
     pub fn open(dialed: Dialed, settings: Settings) -> Result<Self, NbdError> {
-        let (url, identity) = (dialed.url.clone(), dialed.identity().to_owned());
+        let (url, tls, identity) = (dialed.url.clone(), dialed.tls.clone(), dialed.identity().to_owned());
         let (first, export) = connect(dialed, settings.connect, settings.reply)?;
         let mut connections = vec![Mutex::new(Arc::new(first))];
         while export.flags.can_multi_conn() && connections.len() < settings.nr_connections {
             let patience = settings.connect.min(FURTHER_PATIENCE);
-            let further = dial(&url, patience).and_then(|dialed| connect(dialed, patience, settings.reply));
+            let further =
+                dial_with(&url, tls.clone(), patience).and_then(|dialed| connect(dialed, patience, settings.reply));
             match further {
                 Ok((connection, same)) if same == export => connections.push(Mutex::new(Arc::new(connection))),
                 _ => break,
@@ -100,6 +103,7 @@ impl Client {
         }
         Ok(Self {
             url,
+            tls,
             identity,
             settings,
             export,
@@ -299,7 +303,8 @@ impl Client {
         let until = *revival.until.get_or_insert_with(|| now.checked_add(self.settings.revive).unwrap_or(now));
         loop {
             let left = until.saturating_duration_since(Instant::now()).max(LATER_PAUSE).min(self.settings.connect);
-            let made = dial(&self.url, left).and_then(|dialed| connect(dialed, left, self.settings.reply));
+            let made = dial_with(&self.url, self.tls.clone(), left)
+                .and_then(|dialed| connect(dialed, left, self.settings.reply));
             match made {
                 Ok((connection, export)) if export.size_bytes == self.export.size_bytes => {
                     let connection = Arc::new(connection);

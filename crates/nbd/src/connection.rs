@@ -498,6 +498,7 @@ impl Drop for SharedConnection {
         if self.state.get_mut().lost.is_none() {
             // The server then knows that the client is done. Errors are ignored, because nothing depends on it.
             let _ = self.socket.send_all(&wire::request(CommandCode::Disconnect, 0, 0, 0));
+            self.socket.close();
         }
     }
 }

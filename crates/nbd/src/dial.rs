@@ -13,16 +13,74 @@ use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::error::NbdError;
+use crate::tls::{TlsClient, TlsSocket};
 use crate::url::{NbdUrl, ServerAddress};
 
-/// A connected socket.
+/// A connected socket, without TLS or with it.
 #[derive(Debug)]
 pub(crate) enum Socket {
+    Plain(PlainSocket),
+    Tls(TlsSocket),
+}
+
+impl Socket {
+    fn plain(&self) -> &PlainSocket {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Tls(socket) => &socket.plain,
+        }
+    }
+
+    /// As [`PlainSocket::set_patience`].
+    pub(crate) fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        self.plain().set_patience(patience)
+    }
+
+    /// As [`PlainSocket::receive`].
+    pub(crate) fn receive(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.receive(bufs),
+            Self::Tls(socket) => socket.receive(bufs),
+        }
+    }
+
+    /// As [`PlainSocket::send`].
+    pub(crate) fn send(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.send(bufs),
+            Self::Tls(socket) => socket.send(bufs),
+        }
+    }
+
+    /// Writes all bytes.
+    pub(crate) fn send_all(&self, bytes: &[u8]) -> io::Result<()> {
+        all(bytes, |rest| self.send(&[IoSlice::new(rest)]))
+    }
+
+    /// Says that nothing follows, where the connection has a way to say it.
+    pub(crate) fn close(&self) {
+        if let Self::Tls(socket) = self {
+            socket.close();
+        }
+    }
+
+    /// Ends the connection for all threads.
+    pub(crate) fn shut_down(&self) {
+        let _ = match self.plain() {
+            PlainSocket::Tcp(socket) => socket.shutdown(Shutdown::Both),
+            PlainSocket::Unix(socket) => socket.shutdown(Shutdown::Both),
+        };
+    }
+}
+
+/// A connected socket without TLS.
+#[derive(Debug)]
+pub(crate) enum PlainSocket {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
-impl Socket {
+impl PlainSocket {
     /// Sets how long a read and a write may wait.
     pub(crate) fn set_patience(&self, patience: Duration) -> io::Result<()> {
         let patience = Some(patience.max(Duration::from_millis(1)));
@@ -46,24 +104,20 @@ impl Socket {
 
     /// Writes all bytes.
     pub(crate) fn send_all(&self, bytes: &[u8]) -> io::Result<()> {
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let sent = self.send(&[IoSlice::new(rest)])?;
-            rest = rest.get(sent..).unwrap_or_default();
-        }
-        Ok(())
-    }
-
-    /// Ends the connection for all threads.
-    pub(crate) fn shut_down(&self) {
-        let _ = match self {
-            Self::Tcp(socket) => socket.shutdown(Shutdown::Both),
-            Self::Unix(socket) => socket.shutdown(Shutdown::Both),
-        };
+        all(bytes, |rest| self.send(&[IoSlice::new(rest)]))
     }
 }
 
-impl AsFd for Socket {
+/// Sends until no bytes are left.
+fn all(mut rest: &[u8], mut send: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
+    while !rest.is_empty() {
+        let sent = send(rest)?;
+        rest = rest.get(sent..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+impl AsFd for PlainSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Tcp(socket) => socket.as_fd(),
@@ -87,8 +141,10 @@ fn retried(mut call: impl FnMut() -> rustix::io::Result<usize>) -> io::Result<us
 /// A socket to a server, before the handshake.
 #[derive(Debug)]
 pub struct Dialed {
-    pub(crate) socket: Socket,
+    pub(crate) socket: PlainSocket,
     pub(crate) url: NbdUrl,
+    /// What the handshake needs for TLS, if the URL asks for it.
+    pub(crate) tls: Option<TlsClient>,
     identity: String,
 }
 
@@ -101,26 +157,33 @@ impl Dialed {
 
     /// The other end of a pair of sockets, for tests and fuzzing.
     pub fn of_socket(socket: UnixStream) -> Self {
-        let url = NbdUrl { address: ServerAddress::Unix("pair".into()), export: b"export".to_vec() };
-        Self { socket: Socket::Unix(socket), url, identity: String::new() }
+        let url = NbdUrl { address: ServerAddress::Unix("pair".into()), export: b"export".to_vec(), tls: None };
+        Self { socket: PlainSocket::Unix(socket), url, tls: None, identity: String::new() }
     }
 }
 
 /// Connects a socket to the server of a URL. Each address of the host gets at most `patience`.
 ///
 /// # Errors
-/// [`NbdError::Connect`].
+/// [`NbdError::Connect`]; [`NbdError::Certificates`].
 pub fn dial(url: &NbdUrl, patience: Duration) -> Result<Dialed, NbdError> {
+    let tls = url.tls.as_ref().map(|settings| TlsClient::new(settings, url.host())).transpose();
+    let tls = tls.map_err(|error| NbdError::Certificates { server: url.to_string(), why: error.to_string() })?;
+    dial_with(url, tls, patience)
+}
+
+/// As [`dial`], with certificates that were read before.
+pub(crate) fn dial_with(url: &NbdUrl, tls: Option<TlsClient>, patience: Duration) -> Result<Dialed, NbdError> {
     let (socket, place) = match &url.address {
         ServerAddress::Tcp(host, port) => dial_tcp(host, *port, patience),
         ServerAddress::Unix(path) => dial_unix(path, patience),
     }
     .map_err(|source| NbdError::Connect { server: url.to_string(), source })?;
     let identity = format!("ubtrfs-nbd-{place}-{:016x}", fingerprint(&url.export));
-    Ok(Dialed { socket, url: url.clone(), identity })
+    Ok(Dialed { socket, url: url.clone(), tls, identity })
 }
 
-fn dial_tcp(host: &str, port: u16, patience: Duration) -> io::Result<(Socket, String)> {
+fn dial_tcp(host: &str, port: u16, patience: Duration) -> io::Result<(PlainSocket, String)> {
     let mut failure = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
     for address in (host, port).to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, patience) {
@@ -128,7 +191,7 @@ fn dial_tcp(host: &str, port: u16, patience: Duration) -> io::Result<(Socket, St
                 socket.set_nodelay(true)?;
                 // The kernel then finds out that a host is gone. Errors are ignored, because requests have time limits.
                 let _ = sockopt::set_socket_keepalive(&socket, true);
-                return Ok((Socket::Tcp(socket), place_of(address)));
+                return Ok((PlainSocket::Tcp(socket), place_of(address)));
             }
             Err(error) => failure = error,
         }
@@ -144,7 +207,7 @@ fn place_of(address: SocketAddr) -> String {
     }
 }
 
-fn dial_unix(path: &Path, patience: Duration) -> io::Result<(Socket, String)> {
+fn dial_unix(path: &Path, patience: Duration) -> io::Result<(PlainSocket, String)> {
     let metadata = std::fs::metadata(path)?;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     // This limit also holds for the wait for a place in the server's queue of connections.
@@ -153,7 +216,7 @@ fn dial_unix(path: &Path, patience: Duration) -> io::Result<(Socket, String)> {
     let _ = sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
     let _ = sockopt::set_socket_recv_buffer_size(&socket, SOCKET_BUFFER);
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok((Socket::Unix(socket.into()), format!("{:x}-{:x}", metadata.dev(), metadata.ino())))
+    Ok((PlainSocket::Unix(socket.into()), format!("{:x}-{:x}", metadata.dev(), metadata.ino())))
 }
 
 /// Bytes of the kernel's buffer of a socket.
@@ -185,6 +248,7 @@ mod tests {
         let url = |host: &str| NbdUrl {
             address: ServerAddress::Tcp(host.to_owned(), server.local_addr().unwrap().port()),
             export: Vec::new(),
+            tls: None,
         };
         let [one, other] = ["127.0.0.1", "localhost"].map(|host| dial(&url(host), Duration::from_secs(1)).unwrap());
         assert_eq!(one.identity(), other.identity());

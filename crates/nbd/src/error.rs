@@ -63,13 +63,37 @@ pub enum NbdError {
         exports: String,
     },
     /// The server serves only clients with TLS.
-    #[error(
-        "{server} requires TLS, which is not built into this program; use a server without it through a tunnel (ssh -L, \
-         WireGuard), or a socket"
-    )]
+    #[error("{server} requires TLS; write nbds in place of nbd in the URL")]
     TlsRequired {
         /// The host and port, or the socket.
         server: String,
+    },
+    /// The server has no TLS, and the URL asks for it.
+    #[error(
+        "{server} offers no TLS; check its settings, or write nbd in place of nbds if the network may see the data"
+    )]
+    NoTls {
+        /// The host and port, or the socket.
+        server: String,
+    },
+    /// The certificates for TLS cannot be used.
+    #[error("no TLS with {server}: {why}")]
+    Certificates {
+        /// The host and port, or the socket.
+        server: String,
+        /// The file and the reason, and what to do.
+        why: String,
+    },
+    /// The handshake of TLS failed, or the server's certificate is not accepted.
+    #[error(
+        "no TLS with {server}: {why}; for a server with its own authority, add tls-certificates=DIR to the URL, and for \
+         another name in its certificate, tls-hostname=NAME"
+    )]
+    Tls {
+        /// The host and port, or the socket.
+        server: String,
+        /// The reason.
+        why: String,
     },
     /// The server refuses the export.
     #[error("{server} refuses the export '{export}'{reason}; see the server's settings")]

@@ -1,4 +1,4 @@
-//! The fixed newstyle handshake.
+//! The fixed newstyle handshake, with TLS if the URL asks for it.
 //!
 //! ```text
 //! server  NBDMAGIC  IHAVEOPT  flags u16
@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use ubtrfs_format::print::escaped;
 
-use crate::dial::{Dialed, Socket};
+use crate::dial::{Dialed, PlainSocket, Socket};
 use crate::error::NbdError;
+use crate::tls::{TlsClient, TlsSocket};
 use crate::wire::{self, BigEndianFields, info, option, option_reply};
 
 /// Properties of an export, as its server tells them.
@@ -68,10 +69,14 @@ pub(crate) struct Negotiated {
 
 /// Makes the handshake, which may take `patience` in all.
 pub(crate) fn negotiate(dialed: Dialed, patience: Duration) -> Result<Negotiated, NbdError> {
-    let Dialed { socket, url, .. } = dialed;
+    let Dialed { socket, url, tls, .. } = dialed;
     let export_name = url.export.clone();
-    let mut talk = Talk { socket, server: url.to_string(), until: Instant::now().checked_add(patience) };
+    let until = Instant::now().checked_add(patience);
+    let mut talk = Talk { socket: Socket::Plain(socket), server: url.to_string(), until };
     talk.greet()?;
+    if let Some(client) = tls {
+        talk = talk.start_tls(&client)?;
+    }
     let has_structured = talk.ask_structured()?;
     let export = talk.go(&export_name)?;
     Ok(Negotiated { socket: talk.socket, export, has_structured })
@@ -120,6 +125,26 @@ impl Talk {
             return Err(NbdError::Old { server: self.server.clone() });
         }
         self.write(&u32::from(flags & (wire::FIXED_NEWSTYLE | wire::NO_ZEROES)).to_be_bytes())
+    }
+
+    /// Goes on with TLS. Nothing that the server said before counts, except for its greeting.
+    fn start_tls(mut self, client: &TlsClient) -> Result<Self, NbdError> {
+        self.send_option(option::STARTTLS, &[])?;
+        match self.reply(option::STARTTLS)?.kind {
+            option_reply::ACK => {}
+            kind if kind & option_reply::ERROR != 0 => return Err(NbdError::NoTls { server: self.server }),
+            _ => return Err(self.broken("it answers an option with a reply of another kind")),
+        }
+        let Self { socket, server, until } = self;
+        let Socket::Plain(plain) = socket else { return Err(NbdError::NoTls { server }) };
+        let before_wait = |plain: &PlainSocket| match left(until) {
+            Some(left) => plain.set_patience(left),
+            None => Err(io::ErrorKind::WouldBlock.into()),
+        };
+        match TlsSocket::negotiate(plain, client, before_wait) {
+            Ok(socket) => Ok(Self { socket: Socket::Tls(socket), server, until }),
+            Err(error) => Err(failure(server, error)),
+        }
     }
 
     /// Asks for structured replies. Returns whether the server makes them.
@@ -268,23 +293,30 @@ impl Talk {
 
     /// Sets the limit of the next wait to what is left of the handshake's time.
     fn set_patience(&self) -> Result<(), NbdError> {
-        let left = self.until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
-        if left.is_zero() {
-            return Err(NbdError::Silent { server: self.server.clone() });
-        }
+        let left = left(self.until).ok_or_else(|| NbdError::Silent { server: self.server.clone() })?;
         self.socket.set_patience(left).map_err(|source| NbdError::Io { server: self.server.clone(), source })
     }
 
     fn failed(&self, source: io::Error) -> NbdError {
-        let server = self.server.clone();
-        match source.kind() {
-            io::ErrorKind::WouldBlock => NbdError::Silent { server },
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => NbdError::Closed { server },
-            _ => NbdError::Io { server, source },
-        }
+        failure(self.server.clone(), source)
     }
 
     fn broken(&self, what: &'static str) -> NbdError {
         NbdError::Protocol { server: self.server.clone(), what }
+    }
+}
+
+/// The rest of the handshake's time.
+fn left(until: Option<Instant>) -> Option<Duration> {
+    until.map(|until| until.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
+}
+
+/// The error for a failure of the socket.
+fn failure(server: String, source: io::Error) -> NbdError {
+    match source.kind() {
+        io::ErrorKind::WouldBlock => NbdError::Silent { server },
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => NbdError::Closed { server },
+        io::ErrorKind::InvalidData => NbdError::Tls { server, why: source.to_string() },
+        _ => NbdError::Io { server, source },
     }
 }

@@ -1,7 +1,8 @@
 //! A client of network block devices (NBD).
 //!
 //! ```text
-//! url         nbd://host[:port]/export, nbd+unix:///export?socket=PATH
+//! url         nbd://host[:port]/export, nbd+unix:///export?socket=PATH, nbds for TLS
+//! tls         certificates, and encrypted sockets
 //! dial        a socket to the server, and what tells exports of this machine apart
 //! handshake   fixed newstyle: structured replies, then OPT_GO with the block sizes of the export
 //! connection  requests of many threads in flight on one socket
@@ -18,7 +19,7 @@
 //!   writes were not flushed then, no read succeeds either on a new connection.
 //! - I3. A read succeeds only if the server sent each of its bytes once.
 //! - I4. The data of reads and writes is never copied in this process, except for replies that arrive while the thread that
-//!   asked for them is still sending, and what arrives together with a header.
+//!   asked for them is still sending, and what arrives together with a header. With TLS it is copied.
 //! - I5. A request has a time limit. A server that sends nothing for that time counts as lost.
 
 #![forbid(unsafe_code)]
@@ -39,6 +40,7 @@ mod dial;
 mod error;
 mod handshake;
 mod received;
+mod tls;
 mod url;
 mod wire;
 

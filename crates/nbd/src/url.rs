@@ -1,10 +1,13 @@
 //! [`NbdUrl`]: the URL of an export, as the page "NBD URI" of the protocol's documentation has it.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use ubtrfs_format::print::escaped;
+
+use crate::tls::TlsSettings;
 
 /// The port of NBD servers.
 const PORT: u16 = 10809;
@@ -26,21 +29,23 @@ pub struct NbdUrl {
     pub(crate) address: ServerAddress,
     /// The name of the export. The empty name means the server's default export.
     pub(crate) export: Vec<u8>,
+    /// `Some` means that the connection needs TLS.
+    pub(crate) tls: Option<TlsSettings>,
 }
 
 /// Why a text is no URL of an export that can be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
-    /// The URL has `nbds`, and this program has no TLS.
-    #[error(
-        "{0} needs TLS, which is not built into this program; use nbd:// through a tunnel (ssh -L, WireGuard), or nbd+unix://"
-    )]
-    Tls(String),
     /// The scheme is unknown.
-    #[error("{0} has an unknown kind of NBD address; write nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH")]
+    #[error(
+        "{0} has an unknown kind of NBD address; write nbd[s]://HOST[:PORT]/EXPORT or nbd[s]+unix:///EXPORT?socket=PATH"
+    )]
     Scheme(String),
     /// The URL has a user or a password.
-    #[error("the NBD URL has a user name before its host, which a server without TLS cannot check; leave it out")]
+    #[error(
+        "the NBD URL has a user name before its host, which only TLS with shared keys has, and this program does not; leave \
+         it out, and give the client a certificate (tls-certificates=DIR)"
+    )]
     User,
     /// The URL has no host.
     #[error(
@@ -57,7 +62,10 @@ pub enum UrlError {
     #[error("{0} has a wrong port; write a number from 1 to 65535: nbd://HOST:PORT/EXPORT")]
     Port(String),
     /// A parameter behind `?` is unknown.
-    #[error("{url} has the unknown parameter '{name}'; the only one is socket=PATH, of nbd+unix:// URLs")]
+    #[error(
+        "{url} has the unknown parameter '{name}'; nbd[s]+unix:// has socket=PATH, and nbds has tls-certificates=DIR and \
+         tls-hostname=NAME"
+    )]
     Parameter {
         /// The URL.
         url: String,
@@ -81,7 +89,7 @@ impl NbdUrl {
     /// Parses a URL. `None` if the path is not meant as a URL ([`NbdUrl::is_meant`]).
     ///
     /// # Errors
-    /// The URL is wrong, or needs TLS.
+    /// The URL is wrong.
     pub fn of_path(path: &Path) -> Option<Result<Self, UrlError>> {
         let bytes = path.as_os_str().as_bytes();
         scheme(bytes).map(|(scheme, rest)| Self::parse(scheme, rest, &escaped(bytes)))
@@ -99,14 +107,27 @@ impl NbdUrl {
         if authority.contains(&b'@') {
             return Err(UrlError::User);
         }
+        let (scheme, has_tls) = match scheme.strip_prefix(b"nbds") {
+            Some(rest) => ([b"nbd", rest].concat(), true),
+            None => (scheme.to_vec(), false),
+        };
+        let mut tls = TlsSettings::default();
         let mut socket = None;
         for parameter in query.unwrap_or_default().split(|byte| *byte == b'&').filter(|text| !text.is_empty()) {
             match split_once(parameter, b'=') {
                 (b"socket", Some(value)) => socket = Some(decoded(value).ok_or_else(|| wrong(UrlError::Escape))?),
+                (b"tls-certificates", Some(value)) if has_tls => {
+                    let directory = decoded(value).ok_or_else(|| wrong(UrlError::Escape))?;
+                    tls.certificates = Some(PathBuf::from(OsString::from_vec(directory)));
+                }
+                (b"tls-hostname", Some(value)) if has_tls => {
+                    let name = decoded(value).ok_or_else(|| wrong(UrlError::Escape))?;
+                    tls.hostname = Some(String::from_utf8_lossy(&name).into_owned());
+                }
                 (name, _) => return Err(UrlError::Parameter { url: shown.to_owned(), name: escaped(name) }),
             }
         }
-        let address = match scheme {
+        let address = match scheme.as_slice() {
             b"nbd" => {
                 if socket.is_some() {
                     return Err(UrlError::Parameter { url: shown.to_owned(), name: "socket".to_owned() });
@@ -122,12 +143,19 @@ impl NbdUrl {
                     return Err(wrong(UrlError::HostOfSocket));
                 }
                 let socket = socket.filter(|path| !path.is_empty()).ok_or_else(|| wrong(UrlError::NoSocket))?;
-                ServerAddress::Unix(PathBuf::from(std::ffi::OsString::from_vec(socket)))
+                ServerAddress::Unix(PathBuf::from(OsString::from_vec(socket)))
             }
-            b"nbds" | b"nbds+unix" => return Err(wrong(UrlError::Tls)),
             _ => return Err(wrong(UrlError::Scheme)),
         };
-        Ok(Self { address, export })
+        Ok(Self { address, export, tls: has_tls.then_some(tls) })
+    }
+
+    /// The name of the server's host, as its certificate has it.
+    pub(crate) fn host(&self) -> &str {
+        match &self.address {
+            ServerAddress::Tcp(host, _) => host,
+            ServerAddress::Unix(_) => "localhost",
+        }
     }
 }
 
@@ -206,12 +234,20 @@ mod tests {
         let tcp = |host: &str, port, export: &[u8]| NbdUrl {
             address: ServerAddress::Tcp(host.to_owned(), port),
             export: export.to_vec(),
+            tls: None,
         };
         assert_eq!(parsed("nbd://host").unwrap(), tcp("host", 10809, b""));
         assert_eq!(parsed("nbd://host:1234/disk").unwrap(), tcp("host", 1234, b"disk"));
         assert_eq!(parsed("nbd://[::1]:7/a/b%20c").unwrap(), tcp("::1", 7, b"a/b c"));
         let unix = parsed("nbd+unix:///disk?socket=/run/a%3Fb").unwrap();
-        assert_eq!(unix, NbdUrl { address: ServerAddress::Unix("/run/a?b".into()), export: b"disk".to_vec() });
+        assert_eq!(
+            unix,
+            NbdUrl { address: ServerAddress::Unix("/run/a?b".into()), export: b"disk".to_vec(), tls: None }
+        );
+        let tls = parsed("nbds://h/x?tls-certificates=/etc/pki&tls-hostname=other").unwrap();
+        let settings = TlsSettings { certificates: Some("/etc/pki".into()), hostname: Some("other".to_owned()) };
+        assert_eq!(tls, NbdUrl { tls: Some(settings), ..tcp("h", 10809, b"x") });
+        assert_eq!(parsed("nbds+unix:///?socket=s").unwrap().tls, Some(TlsSettings::default()));
         assert_eq!(parsed("nbd+unix://?socket=s").unwrap().export, b"");
         for path in ["disk.img", "/dev/sda", "./nbd://x", "http://host/nbd", "nbd", "nbd:disk"] {
             assert!(!NbdUrl::is_meant(Path::new(path)), "{path}");
@@ -223,8 +259,7 @@ mod tests {
         use UrlError::*;
         let shown = |text: &str| text.to_owned();
         for (text, wanted) in [
-            ("nbds://host/x", Tls(shown("nbds://host/x"))),
-            ("nbds+unix:///?socket=s", Tls(shown("nbds+unix:///?socket=s"))),
+            ("nbds+vsock://1/x", Scheme(shown("nbds+vsock://1/x"))),
             ("nbd+vsock://1/x", Scheme(shown("nbd+vsock://1/x"))),
             ("nbd:///x", NoHost(shown("nbd:///x"))),
             ("nbd://h:/x", Port(shown("nbd://h:/x"))),
@@ -242,7 +277,10 @@ mod tests {
         let secret = parsed("nbd://user:secret@host/x").unwrap_err();
         assert_eq!(secret, User);
         assert!(!secret.to_string().contains("secret"));
-        assert!(matches!(parsed("nbd://h/x?tls=1"), Err(Parameter { name, .. }) if name == "tls"));
+        for name in ["tls", "tls-certificates", "tls-hostname"] {
+            let error = parsed(&format!("nbd://h/x?{name}=1"));
+            assert!(matches!(&error, Err(Parameter { name: named, .. }) if named == name), "{error:?}");
+        }
         assert_eq!(parsed(&format!("nbd://h/{}", "a".repeat(4097))), Err(LongName(4097)));
     }
 }

@@ -29,6 +29,7 @@ pub(crate) const NO_ZEROES: u16 = 1 << 1;
 pub(crate) mod option {
     pub(crate) const ABORT: u32 = 2;
     pub(crate) const LIST: u32 = 3;
+    pub(crate) const STARTTLS: u32 = 5;
     pub(crate) const GO: u32 = 7;
     pub(crate) const STRUCTURED_REPLY: u32 = 8;
 }

@@ -230,6 +230,79 @@ fn other_servers_serve_exports() {
     }
 }
 
+/// Makes the certificates of an authority, a server `localhost` and a client in a directory, with the names that qemu and
+/// nbdkit know.
+fn make_certificates(dir: &Path) {
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+    let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    fs::write(dir.join("ca-cert.pem"), authority.pem()).unwrap();
+    for name in ["server", "client"] {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &authority).unwrap();
+        fs::write(dir.join(format!("{name}-cert.pem")), certificate.pem()).unwrap();
+        fs::write(dir.join(format!("{name}-key.pem")), key.serialize_pem()).unwrap();
+    }
+}
+
+#[test]
+fn exports_are_used_through_tls() {
+    let bed = Bed::new();
+    let (image, socket) = (text(&bed.image("image")), bed.path("socket"));
+    let pki = bed.path("pki");
+    fs::create_dir(&pki).unwrap();
+    make_certificates(&pki);
+    let plain = bed.url("socket");
+    let url = format!("{}&tls-certificates={}", plain.replace("nbd+unix", "nbds+unix"), text(&pki));
+    let check = || {
+        use_export(&bed, &url);
+        refused(&ubtrfs(["ls", &plain]), &["requires TLS; write nbds in place of nbd"]);
+        let untrusted = plain.replace("nbd+unix", "nbds+unix");
+        refused(&ubtrfs(["ls", &untrusted]), &["no TLS with", "tls-certificates=DIR"]);
+    };
+    if capability::program("qemu-nbd") {
+        let object = format!("tls-creds-x509,id=tls,endpoint=server,verify-peer=yes,dir={}", text(&pki));
+        let args = [
+            "-f",
+            "raw",
+            "-t",
+            "-e",
+            "8",
+            "-x",
+            "disk",
+            "--object",
+            &object,
+            "--tls-creds",
+            "tls",
+            "-k",
+            &text(&socket),
+            &image,
+        ]
+        .map(str::to_owned);
+        let _server = Server::start("qemu-nbd", &args, &socket);
+        check();
+        if capability::fuse() && capability::root() {
+            // The session is encrypted in a process that may make no sockets and read no files.
+            let dir = bed.mount_point();
+            done(&ubtrfs(["mount", "--sandbox", &url, &text(&dir)]));
+            fs::write(dir.join("confined"), vec![7; 8 << 20]).unwrap();
+            File::open(dir.join("confined")).unwrap().sync_all().unwrap();
+            done(&ubtrfs(["umount", &text(&dir)]));
+            assert!(done(&ubtrfs(["ls", &url])).contains("confined"));
+        }
+    }
+    if capability::program("nbdkit") {
+        let pki = format!("--tls-certificates={}", text(&pki));
+        let args = ["-f", "-U", &text(&socket), "--tls=require", &pki, "--tls-verify-peer", "file", &image];
+        let _server = Server::start("nbdkit", &args.map(str::to_owned), &socket);
+        check();
+    }
+    let _server = Server::qemu_nbd(Path::new(&image), &socket);
+    refused(&ubtrfs(["ls", &url]), &["offers no TLS"]);
+}
+
 #[test]
 fn errors_of_a_server_are_errors_and_change_nothing_else() {
     if !capability::program("nbdkit") {
@@ -309,7 +382,7 @@ fn wrong_urls_and_absent_exports_are_one_line_each() {
         ("nbd://127.0.0.1:1/x", &["cannot connect to 127.0.0.1:1", "check that the server runs"]),
         ("nbd+unix:///x?socket=/nowhere/s", &["cannot connect to /nowhere/s", "No such file"]),
         (&format!("nbd+unix:///other?socket={socket}"), &["has no export 'other', but 'disk'"]),
-        ("nbds://host/x", &["needs TLS, which is not built into this program"]),
+        ("nbds://host/x?tls=1", &["the unknown parameter 'tls'", "tls-certificates=DIR"]),
         ("nbd://user:secret@host/x", &["leave it out"]),
         ("nbd+unix:///x", &["names no socket"]),
         ("nbd://host:99999/x", &["a wrong port"]),

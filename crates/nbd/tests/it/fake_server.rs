@@ -21,6 +21,11 @@ pub(crate) const QUICK: Settings = Settings {
 pub(crate) const FLAGS: u16 = 1 | 1 << 2 | 1 << 5;
 pub(crate) const MULTI_CONN: u16 = 1 << 8;
 
+/// A socket, with TLS or without.
+pub(crate) trait Stream: Read + Write {}
+
+impl<S: Read + Write> Stream for S {}
+
 /// A request that arrived.
 #[derive(Clone, Debug)]
 pub(crate) struct Arrived {
@@ -47,13 +52,13 @@ impl Default for Greeting {
     }
 }
 
-pub(crate) fn read_array<const N: usize>(socket: &mut UnixStream) -> io::Result<[u8; N]> {
+pub(crate) fn read_array<const N: usize>(socket: &mut impl Stream) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     socket.read_exact(&mut bytes).map(|()| bytes)
 }
 
 /// Reads an option of the client: its number, and its data.
-fn read_option(socket: &mut UnixStream) -> io::Result<(u32, Vec<u8>)> {
+pub(crate) fn read_option(socket: &mut impl Stream) -> io::Result<(u32, Vec<u8>)> {
     let head: [u8; 16] = read_array(socket)?;
     assert_eq!(&head[..8], b"IHAVEOPT");
     let mut data = vec![0; u32::from_be_bytes(head[12..].try_into().unwrap()) as usize];
@@ -74,9 +79,14 @@ pub(crate) fn hello() -> Vec<u8> {
 }
 
 /// Makes the handshake of a server.
-pub(crate) fn greet(socket: &mut UnixStream, greeting: Greeting) -> io::Result<()> {
+pub(crate) fn greet(socket: &mut impl Stream, greeting: Greeting) -> io::Result<()> {
     socket.write_all(&hello())?;
     assert_eq!(read_array::<4>(socket)?, 3u32.to_be_bytes());
+    take_options(socket, greeting)
+}
+
+/// Answers the options of a client.
+pub(crate) fn take_options(socket: &mut impl Stream, greeting: Greeting) -> io::Result<()> {
     assert_eq!(read_option(socket)?.0, 8);
     let kind = if greeting.is_structured { 1 } else { 1 << 31 | 1 };
     socket.write_all(&option_reply(8, kind, &[]))?;
@@ -92,7 +102,7 @@ pub(crate) fn greet(socket: &mut UnixStream, greeting: Greeting) -> io::Result<(
 }
 
 /// Reads a request.
-pub(crate) fn read_request(socket: &mut UnixStream) -> io::Result<Arrived> {
+pub(crate) fn read_request(socket: &mut impl Stream) -> io::Result<Arrived> {
     let head: [u8; 28] = read_array(socket)?;
     assert_eq!(head[..6], [0x25, 0x60, 0x95, 0x13, 0, 0]);
     let command = u16::from_be_bytes(head[6..8].try_into().unwrap());
@@ -190,8 +200,8 @@ impl MemoryServer {
     }
 }
 
-fn serve(
-    socket: &mut UnixStream,
+pub(crate) fn serve(
+    socket: &mut impl Stream,
     content: &Mutex<Vec<u8>>,
     log: &Mutex<Vec<(usize, u16)>>,
     nr: usize,

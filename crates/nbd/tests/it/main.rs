@@ -6,3 +6,4 @@ mod fake_server;
 mod hostile;
 mod loss;
 mod requests;
+mod tls;
