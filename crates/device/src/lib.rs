@@ -58,7 +58,7 @@ pub use mount_calls::{change_mount_flags, open_fuse_root};
 pub use mount_ioctl::{ASK_MOUNT, ASK_MOUNT_LEN, ask_mount};
 pub use mounted::{find_server, is_being_mounted, is_unlocked, lock_holders, loop_file};
 pub use named_device::NamedDevice;
-pub use nbd_device::{NbdDevice, is_url};
+pub use nbd_device::{NbdDevice, is_object_url, is_url};
 pub use open_error::OpenError;
 pub use stdio::{keep_files_from_children, stdin_was_closed, stdout_was_closed};
 

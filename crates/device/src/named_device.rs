@@ -16,7 +16,7 @@ pub enum NamedDevice {
     /// An image file or block device.
     File(FileDevice),
     /// An export of an NBD server.
-    Network(NbdDevice),
+    Network(Box<NbdDevice>),
 }
 
 impl NamedDevice {
@@ -26,7 +26,7 @@ impl NamedDevice {
     /// The device cannot be opened, or is in use.
     pub fn open(name: &Path, access: Access) -> Result<Self, OpenError> {
         match is_url(name) {
-            true => NbdDevice::open(name, access).map(Self::Network),
+            true => NbdDevice::open(name, access).map(|device| Self::Network(Box::new(device))),
             false => FileDevice::open(name, access).map(Self::File),
         }
     }
@@ -37,7 +37,7 @@ impl NamedDevice {
     /// The device cannot be opened.
     pub fn open_beside_writer(name: &Path) -> Result<Self, OpenError> {
         match is_url(name) {
-            true => NbdDevice::open_beside_writer(name).map(Self::Network),
+            true => NbdDevice::open_beside_writer(name).map(|device| Self::Network(Box::new(device))),
             false => FileDevice::open_beside_writer(name).map(Self::File),
         }
     }
@@ -108,7 +108,7 @@ impl NamedDevice {
     fn device(&self) -> &dyn Device {
         match self {
             Self::File(device) => device,
-            Self::Network(device) => device,
+            Self::Network(device) => device.as_ref(),
         }
     }
 }

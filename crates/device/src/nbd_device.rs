@@ -30,6 +30,11 @@ pub fn is_url(name: &Path) -> bool {
     NbdUrl::is_meant(name)
 }
 
+/// Whether the name of a device is the URL of an object, which can only be read.
+pub fn is_object_url(name: &Path) -> bool {
+    NbdUrl::of_path(name).is_some_and(|url| url.is_ok_and(|url| url.is_object()))
+}
+
 /// An export of an NBD server.
 #[derive(Debug)]
 pub struct NbdDevice {
@@ -49,6 +54,7 @@ impl NbdDevice {
     pub fn open(url: &Path, access: Access) -> Result<Self, OpenError> {
         let client = client_of(url, true)?;
         let claim = match access {
+            Access::ReadWrite if is_object_url(url) => return Err(OpenError::Object { path: url.to_owned() }),
             Access::ReadOnly => None,
             Access::ReadWrite => Some(claim(url, client.identity())?),
         };
@@ -141,7 +147,7 @@ impl Device for NbdDevice {
 static PROBED: Mutex<Vec<(NbdUrl, Probed)>> = Mutex::new(Vec::new());
 
 enum Probed {
-    Open(Client),
+    Open(Box<Client>),
     Failed(Instant, OpenError),
 }
 
@@ -153,7 +159,7 @@ const FAILURE_AGE: Duration = Duration::from_secs(2);
 pub(crate) fn probe<T>(url: &Path, look: impl FnOnce(&Client) -> Option<T>) -> Option<T> {
     let parsed = NbdUrl::of_path(url)?.ok()?;
     let (found, state) = match client_of(url, true) {
-        Ok(client) => (look(&client), Probed::Open(client)),
+        Ok(client) => (look(&client), Probed::Open(Box::new(client))),
         Err(error) => (None, Probed::Failed(Instant::now(), error)),
     };
     PROBED.lock().unwrap_or_else(PoisonError::into_inner).push((parsed, state));
@@ -172,7 +178,7 @@ fn client_of(name: &Path, checks_writer: bool) -> Result<Client, OpenError> {
         probed.retain(|(_, state)| !matches!(state, Probed::Failed(at, _) if at.elapsed() > FAILURE_AGE));
         if let Some(index) = probed.iter().position(|(other, _)| *other == url) {
             match probed.swap_remove(index).1 {
-                Probed::Open(client) => return Ok(client),
+                Probed::Open(client) => return Ok(*client),
                 // A reader beside the writer tries again.
                 Probed::Failed(_, error) if checks_writer => return Err(error),
                 Probed::Failed(..) => {}

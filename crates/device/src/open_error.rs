@@ -123,6 +123,11 @@ pub enum OpenError {
         /// The URL.
         path: PathBuf,
     },
+    /// The object cannot be changed in place.
+    Object {
+        /// The URL.
+        path: PathBuf,
+    },
     /// The server of the export cannot make writes durable.
     NoFlush {
         /// The URL.
@@ -149,6 +154,7 @@ impl OpenError {
             | Self::Permission { .. }
             | Self::Network { .. }
             | Self::ReadOnlyExport { .. }
+            | Self::Object { .. }
             | Self::NoFlush { .. }
             | Self::Io { .. } => true,
             Self::NoDirectory { .. }
@@ -252,6 +258,9 @@ impl std::fmt::Display for OpenError {
                 "the server of {} serves it read-only; open it read-only (-o ro), or let the server permit writes",
                 shown(path)
             ),
+            Self::Object { path } => {
+                write!(f, "{} is an object, which can only be read; copy it to an image file to change it", shown(path))
+            }
             Self::NoFlush { path } => write!(
                 f,
                 "the server of {} cannot make writes durable (it has no flush); open it read-only (-o ro), or use a server that \

@@ -11,9 +11,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::io::Errno;
 
 use crate::buffers::copy_to;
-use crate::connection::{NR_PIECES_MAX, Piece, RequestError, SharedConnection, Transfer};
+use crate::connection::{NR_PIECES_MAX, Piece, RequestError, ServerError, SharedConnection, Transfer};
 use crate::dial::{Dialed, dial_with};
 use crate::error::NbdError;
 use crate::handshake::{ExportInfo, negotiate};
@@ -166,7 +167,9 @@ impl Client {
             for attempt in 0..=NR_REVIVALS_MAX {
                 match connection.run(CommandCode::Read, window, Transfer::Read(bufs)) {
                     Ok(()) => break,
-                    Err(RequestError::Server(error)) if error != wire::ESHUTDOWN => return Err(system_error(error)),
+                    Err(RequestError::Server(error)) if error.number != wire::ESHUTDOWN => {
+                        return Err(system_error(&error));
+                    }
                     Err(lost) => {
                         let why = self.fail(&lost);
                         if attempt == NR_REVIVALS_MAX {
@@ -251,7 +254,7 @@ impl Client {
         }
         match done {
             Ok(()) => {}
-            Err(RequestError::Server(error)) if error != wire::ESHUTDOWN => return Err(system_error(error)),
+            Err(RequestError::Server(error)) if error.number != wire::ESHUTDOWN => return Err(system_error(&error)),
             Err(lost) => return Err(io::Error::new(io::ErrorKind::BrokenPipe, self.fail(&lost))),
         }
         // Another connection may have been lost meanwhile.
@@ -373,10 +376,14 @@ fn is_denied(error: &NbdError) -> bool {
 }
 
 /// The system's error for an error number of the protocol, which has the numbers of Linux.
-fn system_error(error: u32) -> io::Error {
-    const KNOWN: [u32; 7] = [1, 5, 12, 22, 28, 75, 95];
-    let number = if KNOWN.contains(&error) { error } else { 5 };
-    io::Error::from_raw_os_error(i32::try_from(number).unwrap_or(5))
+/// `EIO` has the server's text, because it says nothing by itself.
+fn system_error(error: &ServerError) -> io::Error {
+    const KNOWN: [u32; 6] = [1, 12, 22, 28, 75, 95];
+    match KNOWN.iter().find(|known| **known == error.number).and_then(|known| i32::try_from(*known).ok()) {
+        Some(number) => io::Error::from_raw_os_error(number),
+        None if error.text.is_empty() => io::Error::from(Errno::IO),
+        None => io::Error::other(format!("{}; the server says: {}", io::Error::from(Errno::IO), error.text)),
+    }
 }
 
 fn as_u64(len: usize) -> u64 {

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use ubtrfs_format::print::escaped;
 
 use crate::buffers::{copy_to, part_mut, push_part};
 use crate::dial::{NR_BUFS_MAX, Socket};
@@ -55,10 +56,19 @@ pub(crate) enum Transfer<'t, 'b> {
 /// Why an operation failed.
 #[derive(Clone, Debug)]
 pub(crate) enum RequestError {
-    /// The server answered with this error number of the protocol.
-    Server(u32),
+    /// The server answered with an error.
+    Server(ServerError),
     /// The connection is lost, for this reason.
     Lost(Arc<str>),
+}
+
+/// An error of the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ServerError {
+    /// Its number in the protocol.
+    pub(crate) number: u32,
+    /// What the server says about it, for messages. May be empty.
+    pub(crate) text: Box<str>,
 }
 
 /// A socket on which requests are in flight.
@@ -93,7 +103,7 @@ struct Request {
     is_slow: bool,
     piece: Piece,
     received: ReceivedRanges,
-    error: Option<u32>,
+    error: Option<ServerError>,
 }
 
 #[derive(Debug)]
@@ -101,7 +111,7 @@ struct PendingOperation {
     /// Requests without their last reply.
     nr_pending: usize,
     /// The first error of the server.
-    error: Option<u32>,
+    error: Option<ServerError>,
     /// Whether the thread waits and can be woken.
     is_waiting: bool,
     /// The reader, and the header of a reply of this operation (C1).
@@ -333,7 +343,9 @@ impl SharedConnection {
                     }
                 }
             }
-            ReplyHeader::Simple { error, cookie } => self.finish(cookie, Some(error), own),
+            ReplyHeader::Simple { error: number, cookie } => {
+                self.finish(cookie, Some(ServerError { number, text: Box::default() }), own)
+            }
             ReplyHeader::Chunk { .. } if !self.has_structured => {
                 Err("the server sends a structured reply that nobody asked for".to_owned())
             }
@@ -350,10 +362,7 @@ impl SharedConnection {
                     return Err("the server sends an error of a wrong length".to_owned());
                 }
                 let payload = reader.bytes(&self.socket, as_len(len))?;
-                let error = BigEndianFields(&payload)
-                    .u32()
-                    .filter(|error| *error != 0)
-                    .ok_or("the server sends the error 0")?;
+                let error = server_error(&payload).ok_or("the server sends the error 0")?;
                 match is_last {
                     true => self.finish(cookie, Some(error), own),
                     false => self.look_up(cookie, |request| {
@@ -455,7 +464,7 @@ impl SharedConnection {
     }
 
     /// Ends a request after its last reply.
-    fn finish(&self, cookie: u64, error: Option<u32>, own: u64) -> Result<AfterReply, String> {
+    fn finish(&self, cookie: u64, error: Option<ServerError>, own: u64) -> Result<AfterReply, String> {
         let mut state = self.state.lock();
         let request = state.requests.remove(&cookie).ok_or(NO_REQUEST)?;
         let error = request.error.or(error);
@@ -464,7 +473,7 @@ impl SharedConnection {
         }
         let Some(operation) = state.operations.get_mut(&request.operation) else { return Ok(AfterReply::GoOn) };
         operation.nr_pending = operation.nr_pending.saturating_sub(1);
-        operation.error = operation.error.or(error);
+        operation.error = operation.error.take().or(error);
         if operation.nr_pending > 0 {
             return Ok(AfterReply::GoOn);
         }
@@ -513,6 +522,15 @@ struct ArrivingData {
     is_last: bool,
 }
 
+/// The error in the payload of a chunk.
+fn server_error(payload: &[u8]) -> Option<ServerError> {
+    let mut fields = BigEndianFields(payload);
+    let number = fields.u32().filter(|number| *number != 0)?;
+    let text = fields.u16().and_then(|len| fields.bytes(usize::from(len))).unwrap_or_default();
+    let text = escaped(text.get(..text.len().min(TEXT_MAX)).unwrap_or_default());
+    Some(ServerError { number, text: text.into() })
+}
+
 /// The result of an operation after its last reply. Copies what arrived early into the buffers.
 fn finished(operation: PendingOperation, transfer: &mut Transfer<'_, '_>) -> Result<(), RequestError> {
     if let Some(error) = operation.error {
@@ -542,6 +560,8 @@ const NO_REQUEST: &str = "the server answers a request that was not sent";
 const NO_READ: &str = "the server sends data for a request that is no read";
 /// Bytes of an error's payload at most.
 const ERROR_LEN_MAX: u32 = 1 << 16;
+/// Bytes of a server's text in an error.
+pub(crate) const TEXT_MAX: usize = 200;
 /// An operation may take this many times as long as the server may send nothing, and a server with a flush may send nothing
 /// for that time.
 const SLOW: u32 = 10;

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -20,7 +21,7 @@ use crate::url::{NbdUrl, ServerAddress};
 #[derive(Debug)]
 pub(crate) enum Socket {
     Plain(PlainSocket),
-    Tls(TlsSocket),
+    Tls(Box<TlsSocket>),
 }
 
 impl Socket {
@@ -177,10 +178,29 @@ pub(crate) fn dial_with(url: &NbdUrl, tls: Option<TlsClient>, patience: Duration
     let (socket, place) = match &url.address {
         ServerAddress::Tcp(host, port) => dial_tcp(host, *port, patience),
         ServerAddress::Unix(path) => dial_unix(path, patience),
+        ServerAddress::Object(object) => return dial_object(url, object, patience),
     }
     .map_err(|source| NbdError::Connect { server: url.to_string(), source })?;
     let identity = format!("ubtrfs-nbd-{place}-{:016x}", fingerprint(&url.export));
     Ok(Dialed { socket, url: url.clone(), tls, identity })
+}
+
+/// Starts a process that serves an object, and returns a socket to it, with [`crate::serve`] at the other end. It may take
+/// some time, and names the reason if it fails, with what to do.
+pub type ObjectOpener = fn(url: &str, patience: Duration) -> Result<UnixStream, String>;
+
+static OBJECT_OPENER: OnceLock<ObjectOpener> = OnceLock::new();
+
+/// Tells how objects are opened. Only the first call in a process counts.
+pub fn set_object_opener(opener: ObjectOpener) {
+    let _ = OBJECT_OPENER.set(opener);
+}
+
+fn dial_object(url: &NbdUrl, object: &str, patience: Duration) -> Result<Dialed, NbdError> {
+    let opener = OBJECT_OPENER.get().ok_or_else(|| NbdError::NoObjects { url: url.to_string() })?;
+    let socket = opener(object, patience).map_err(|why| NbdError::Object { url: url.to_string(), why })?;
+    let identity = format!("ubtrfs-object-{:016x}", fingerprint(object.as_bytes()));
+    Ok(Dialed { socket: PlainSocket::Unix(socket), url: url.clone(), tls: None, identity })
 }
 
 fn dial_tcp(host: &str, port: u16, patience: Duration) -> io::Result<(PlainSocket, String)> {

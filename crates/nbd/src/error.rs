@@ -10,6 +10,20 @@ pub enum NbdError {
     /// The URL is wrong.
     #[error(transparent)]
     Url(#[from] UrlError),
+    /// The program has no way to open objects.
+    #[error("{url} cannot be opened: this program was built without object stores; copy the image to this machine")]
+    NoObjects {
+        /// The URL.
+        url: String,
+    },
+    /// The object cannot be opened.
+    #[error("{why}")]
+    Object {
+        /// The URL.
+        url: String,
+        /// The reason, and what to do.
+        why: String,
+    },
     /// The socket cannot be connected.
     #[error("cannot connect to {server}: {source}; check that the server runs and listens there")]
     Connect {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use ubtrfs_format::print::escaped;
 
+use crate::connection::TEXT_MAX;
 use crate::dial::{Dialed, PlainSocket, Socket};
 use crate::error::NbdError;
 use crate::tls::{TlsClient, TlsSocket};
@@ -102,8 +103,6 @@ const REPLY_DATA_MAX: u32 = 1 << 16;
 const NR_REPLIES_MAX: usize = 256;
 /// Exports that an error names at most.
 const NR_LISTED_MAX: usize = 8;
-/// Bytes of a server's text in an error.
-const TEXT_MAX: usize = 200;
 /// Bytes that a read or write has at most if the server does not tell the limit.
 const MAX_BLOCK: u32 = 32 << 20;
 /// The smallest block of an export that btrfs can use.
@@ -142,7 +141,7 @@ impl Talk {
             None => Err(io::ErrorKind::WouldBlock.into()),
         };
         match TlsSocket::negotiate(plain, client, before_wait) {
-            Ok(socket) => Ok(Self { socket: Socket::Tls(socket), server, until }),
+            Ok(socket) => Ok(Self { socket: Socket::Tls(Box::new(socket)), server, until }),
             Err(error) => Err(failure(server, error)),
         }
     }

@@ -1,4 +1,4 @@
-//! A client of network block devices (NBD).
+//! A client of network block devices (NBD), and a small server.
 //!
 //! ```text
 //! url         nbd://host[:port]/export, nbd+unix:///export?socket=PATH, nbds for TLS
@@ -6,6 +6,7 @@
 //! dial        a socket to the server, and what tells exports of this machine apart
 //! handshake   fixed newstyle: structured replies, then OPT_GO with the block sizes of the export
 //! connection  requests of many threads in flight on one socket
+//! server      serves content of this process to a client that may make no connections
 //! client      several connections where the server permits it, what is lost with a connection, new connections for reads
 //! ```
 //!
@@ -40,12 +41,14 @@ mod dial;
 mod error;
 mod handshake;
 mod received;
+mod server;
 mod tls;
 mod url;
 mod wire;
 
 pub use client::{Client, Settings};
-pub use dial::{Dialed, dial};
+pub use dial::{Dialed, ObjectOpener, dial, set_object_opener};
 pub use error::NbdError;
 pub use handshake::{ExportFlags, ExportInfo};
+pub use server::{Content, serve};
 pub use url::{NbdUrl, UrlError};

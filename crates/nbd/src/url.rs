@@ -1,4 +1,5 @@
-//! [`NbdUrl`]: the URL of an export, as the page "NBD URI" of the protocol's documentation has it.
+//! [`NbdUrl`]: the URL of an export, as the page "NBD URI" of the protocol's documentation has it, or of an object that a
+//! process of this machine serves as an export.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -21,7 +22,12 @@ pub(crate) enum ServerAddress {
     Tcp(String, u16),
     /// A socket in the file system.
     Unix(PathBuf),
+    /// The URL of an object, which a process serves that the object opener starts.
+    Object(String),
 }
+
+/// The schemes of the URLs of objects.
+const OBJECT_SCHEMES: [&[u8]; 5] = [b"https", b"http", b"s3", b"gs", b"az"];
 
 /// The URL of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +53,15 @@ pub enum UrlError {
          it out, and give the client a certificate (tls-certificates=DIR)"
     )]
     User,
+    /// The URL of an object has a user, a password or parameters.
+    #[error(
+        "the URL has a user name, or parameters behind '?', and messages would show them; leave them out, and put \
+         credentials into the environment (AWS_ACCESS_KEY_ID and so on)"
+    )]
+    Secret,
+    /// The URL of an object has no host or no name.
+    #[error("{0} names no object; write https://HOST/PATH, s3://BUCKET/KEY, gs://BUCKET/KEY or az://CONTAINER/NAME")]
+    NoObject(String),
     /// The URL has no host.
     #[error(
         "{0} names no host; write nbd://HOST[:PORT]/EXPORT, or nbd+unix:///EXPORT?socket=PATH for a socket on this machine"
@@ -92,7 +107,26 @@ impl NbdUrl {
     /// The URL is wrong.
     pub fn of_path(path: &Path) -> Option<Result<Self, UrlError>> {
         let bytes = path.as_os_str().as_bytes();
-        scheme(bytes).map(|(scheme, rest)| Self::parse(scheme, rest, &escaped(bytes)))
+        scheme(bytes).map(|(scheme, rest)| match OBJECT_SCHEMES.contains(&scheme) {
+            true => Self::parse_object(bytes, rest),
+            false => Self::parse(scheme, rest, &escaped(bytes)),
+        })
+    }
+
+    /// Whether this is the URL of an object, which can only be read.
+    pub fn is_object(&self) -> bool {
+        matches!(self.address, ServerAddress::Object(_))
+    }
+
+    fn parse_object(bytes: &[u8], rest: &[u8]) -> Result<Self, UrlError> {
+        let (host, name) = split_once(rest, b'/');
+        if host.contains(&b'@') || rest.iter().any(|byte| matches!(byte, b'?' | b'#')) {
+            return Err(UrlError::Secret);
+        }
+        let text =
+            std::str::from_utf8(bytes).ok().filter(|_| !host.is_empty() && name.is_some_and(|name| !name.is_empty()));
+        let text = text.ok_or_else(|| UrlError::NoObject(escaped(bytes)))?;
+        Ok(Self { address: ServerAddress::Object(text.to_owned()), export: Vec::new(), tls: None })
     }
 
     fn parse(scheme: &[u8], rest: &[u8], shown: &str) -> Result<Self, UrlError> {
@@ -154,7 +188,7 @@ impl NbdUrl {
     pub(crate) fn host(&self) -> &str {
         match &self.address {
             ServerAddress::Tcp(host, _) => host,
-            ServerAddress::Unix(_) => "localhost",
+            ServerAddress::Unix(_) | ServerAddress::Object(_) => "localhost",
         }
     }
 }
@@ -165,16 +199,18 @@ impl fmt::Display for NbdUrl {
         match &self.address {
             ServerAddress::Tcp(host, port) => write!(f, "{}:{port}", escaped(host.as_bytes())),
             ServerAddress::Unix(path) => f.write_str(&escaped(path.as_os_str().as_bytes())),
+            ServerAddress::Object(url) => f.write_str(&escaped(url.as_bytes())),
         }
     }
 }
 
-/// Splits a URL of NBD at `://`: the scheme, and the rest.
+/// Splits a URL at `://`: the scheme of NBD or of an object, and the rest.
 fn scheme(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let at = bytes.windows(3).position(|three| three == b"://")?;
     let (scheme, rest) = bytes.split_at_checked(at)?;
     let is_nbd = |scheme: &[u8]| scheme == b"nbd" || scheme == b"nbds" || scheme.starts_with(b"nbd+");
-    (is_nbd(scheme) || scheme.starts_with(b"nbds+")).then_some((scheme, rest.get(3..)?))
+    let is_known = is_nbd(scheme) || scheme.starts_with(b"nbds+") || OBJECT_SCHEMES.contains(&scheme);
+    is_known.then_some((scheme, rest.get(3..)?))
 }
 
 /// Splits at the first `byte`, which is in neither part.
@@ -249,8 +285,23 @@ mod tests {
         assert_eq!(tls, NbdUrl { tls: Some(settings), ..tcp("h", 10809, b"x") });
         assert_eq!(parsed("nbds+unix:///?socket=s").unwrap().tls, Some(TlsSettings::default()));
         assert_eq!(parsed("nbd+unix://?socket=s").unwrap().export, b"");
-        for path in ["disk.img", "/dev/sda", "./nbd://x", "http://host/nbd", "nbd", "nbd:disk"] {
+        for path in ["disk.img", "/dev/sda", "./nbd://x", "ftp://host/nbd", "nbd", "nbd:disk"] {
             assert!(!NbdUrl::is_meant(Path::new(path)), "{path}");
+        }
+    }
+
+    #[test]
+    fn urls_of_objects_are_parsed_without_secrets() {
+        for text in ["https://host:8443/a/disk.img", "http://host/x", "s3://bucket/key", "gs://b/k", "az://c/n"] {
+            let url = parsed(text).unwrap();
+            assert!(url.is_object() && url.to_string() == text, "{text}");
+        }
+        for text in ["https://user:secret@host/x", "https://host/x?signature=secret", "s3://b/k#secret"] {
+            let error = parsed(text).unwrap_err();
+            assert!(error == UrlError::Secret && !error.to_string().contains("secret"), "{text}");
+        }
+        for text in ["https://host", "https://host/", "s3:///key"] {
+            assert_eq!(parsed(text), Err(UrlError::NoObject(text.to_owned())));
         }
     }
 

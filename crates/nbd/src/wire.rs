@@ -25,6 +25,11 @@ pub(crate) const FIXED_NEWSTYLE: u16 = 1;
 /// `NBD_FLAG_NO_ZEROES`, of the server and of the client.
 pub(crate) const NO_ZEROES: u16 = 1 << 1;
 
+/// `NBD_FLAG_HAS_FLAGS`, of an export.
+pub(crate) const HAS_FLAGS: u16 = 1;
+/// `NBD_FLAG_READ_ONLY`, of an export.
+pub(crate) const READ_ONLY: u16 = 1 << 1;
+
 /// Options of the handshake.
 pub(crate) mod option {
     pub(crate) const ABORT: u32 = 2;
@@ -66,6 +71,12 @@ pub(crate) enum CommandCode {
 }
 
 impl CommandCode {
+    fn of_number(number: u16) -> Option<Self> {
+        [Self::Read, Self::Write, Self::Disconnect, Self::Flush, Self::Trim]
+            .into_iter()
+            .find(|command| command.number() == number)
+    }
+
     fn number(self) -> u16 {
         match self {
             Self::Read => 0,
@@ -88,6 +99,12 @@ pub(crate) mod chunk {
     pub(crate) const DONE: u16 = 1;
 }
 
+/// `NBD_EPERM`.
+pub(crate) const EPERM: u32 = 1;
+/// `NBD_EIO`.
+pub(crate) const EIO: u32 = 5;
+/// `NBD_EINVAL`.
+pub(crate) const EINVAL: u32 = 22;
 /// `NBD_ESHUTDOWN`: the server ends.
 pub(crate) const ESHUTDOWN: u32 = 108;
 
@@ -96,15 +113,19 @@ pub(crate) const REQUEST_LEN: usize = 28;
 
 /// Makes a request.
 pub(crate) fn request(command: CommandCode, cookie: u64, offset: u64, len: u32) -> [u8; REQUEST_LEN] {
-    let mut bytes = [0; REQUEST_LEN];
-    let fields: [&[u8]; 6] = [
+    joined(&[
         &REQUEST_MAGIC.to_be_bytes(),
         &0u16.to_be_bytes(),
         &command.number().to_be_bytes(),
         &cookie.to_be_bytes(),
         &offset.to_be_bytes(),
         &len.to_be_bytes(),
-    ];
+    ])
+}
+
+/// Puts fields one after another, which have `N` bytes in all.
+fn joined<const N: usize>(fields: &[&[u8]]) -> [u8; N] {
+    let mut bytes = [0; N];
     let mut rest = &mut bytes[..];
     for field in fields {
         let (head, tail) = rest.split_at_mut(field.len());
@@ -112,6 +133,43 @@ pub(crate) fn request(command: CommandCode, cookie: u64, offset: u64, len: u32) 
         rest = tail;
     }
     bytes
+}
+
+/// A request that arrived at a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ArrivedRequest {
+    /// `None` for a command that this crate does not know.
+    pub(crate) command: Option<CommandCode>,
+    pub(crate) cookie: u64,
+    pub(crate) offset: u64,
+    pub(crate) len: u32,
+}
+
+/// Parses a request. `None` if the bytes are none.
+pub(crate) fn parse_request(bytes: &[u8; REQUEST_LEN]) -> Option<ArrivedRequest> {
+    let mut fields = BigEndianFields(bytes);
+    let (magic, _flags, command) = (fields.u32()?, fields.u16()?, fields.u16()?);
+    let command = CommandCode::of_number(command);
+    let request = ArrivedRequest { command, cookie: fields.u64()?, offset: fields.u64()?, len: fields.u32()? };
+    (magic == REQUEST_MAGIC).then_some(request)
+}
+
+/// Makes the header of the only chunk of a structured reply.
+pub(crate) fn chunk_header(kind: u16, cookie: u64, len: usize) -> [u8; HEADER_LEN_MAX] {
+    joined(&[
+        &CHUNK_MAGIC.to_be_bytes(),
+        &chunk::DONE.to_be_bytes(),
+        &kind.to_be_bytes(),
+        &cookie.to_be_bytes(),
+        &u32::try_from(len).unwrap_or(u32::MAX).to_be_bytes(),
+    ])
+}
+
+/// Makes a reply to an option.
+pub(crate) fn option_reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
+    let magic = OPTION_REPLY_MAGIC.to_be_bytes();
+    [&magic[..], &option.to_be_bytes(), &kind.to_be_bytes(), &len.to_be_bytes(), data].concat()
 }
 
 /// The header of a reply.

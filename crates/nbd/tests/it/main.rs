@@ -6,4 +6,5 @@ mod fake_server;
 mod hostile;
 mod loss;
 mod requests;
+mod server;
 mod tls;

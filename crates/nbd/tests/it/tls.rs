@@ -135,7 +135,7 @@ fn requests_of_many_threads_work_through_tls() {
             let client = &client;
             scope.spawn(move || {
                 for round in 0..6u64 {
-                    let (offset, len) = (u64::from(thread) << 23 | round * 4096, 3 << 20);
+                    let (offset, len) = ((u64::from(thread) << 23) + round * 4096, 3 << 20);
                     let data = vec![thread.wrapping_mul(31).wrapping_add(round as u8); len];
                     client.write(offset, &[IoSlice::new(&data[..1000]), IoSlice::new(&data[1000..])]).unwrap();
                     client.flush().unwrap();
