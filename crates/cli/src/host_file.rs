@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
@@ -46,7 +46,7 @@ enum HostOutput {
 
 /// A file under a temporary name beside its final name (I1).
 pub(crate) struct TemporaryName {
-    dir: Rc<OwnedFd>,
+    dir: Arc<OwnedFd>,
     temporary: String,
     name: Vec<u8>,
     /// Whether the file replaces an existing one.
@@ -58,14 +58,14 @@ pub(crate) struct TemporaryName {
 impl TemporaryName {
     /// Calls `make` with a temporary name, for a file that will later be renamed to `name` in this directory.
     pub(crate) fn make<T, E>(
-        dir: &Rc<OwnedFd>,
+        dir: &Arc<OwnedFd>,
         name: &[u8],
         replaces: bool,
         make: impl FnOnce(&str) -> Result<T, E>,
     ) -> Result<(T, Self), E> {
         let temporary = format!(".ubtrfs-{}", uuid::Uuid::new_v4().simple());
         let (made, noted) = interrupt::make(dir, &temporary, || make(&temporary))?;
-        let (dir, name) = (Rc::clone(dir), name.to_vec());
+        let (dir, name) = (Arc::clone(dir), name.to_vec());
         Ok((made, Self { dir, temporary, name, replaces, kept: false, _noted: noted }))
     }
 
@@ -135,7 +135,7 @@ impl HostFile {
     }
 
     /// Opens a name in a directory; a symbolic link of that name is replaced (I4).
-    pub(crate) fn in_dir(dir: &Rc<OwnedFd>, name: &[u8], mode: u32) -> anyhow::Result<Self> {
+    pub(crate) fn in_dir(dir: &Arc<OwnedFd>, name: &[u8], mode: u32) -> anyhow::Result<Self> {
         check_name(name)?;
         let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let stat = match rustix::fs::statat(&**dir, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -162,7 +162,7 @@ impl HostFile {
     }
 
     /// Makes a file that will replace `name`, with the mode and, if allowed, the owner of the old file.
-    fn replacement_of(dir: &Rc<OwnedFd>, name: &[u8], old: &Metadata) -> anyhow::Result<Self> {
+    fn replacement_of(dir: &Arc<OwnedFd>, name: &[u8], old: &Metadata) -> anyhow::Result<Self> {
         let this = Self::temporary(dir, name, true, 0o600)?;
         let owner = (Some(Uid::from_raw(old.uid())), Some(Gid::from_raw(old.gid())));
         let _not_allowed = rustix::fs::fchown(&this.file, owner.0, owner.1);
@@ -170,7 +170,7 @@ impl HostFile {
         Ok(this)
     }
 
-    fn temporary(dir: &Rc<OwnedFd>, name: &[u8], replaces: bool, mode: u32) -> anyhow::Result<Self> {
+    fn temporary(dir: &Arc<OwnedFd>, name: &[u8], replaces: bool, mode: u32) -> anyhow::Result<Self> {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::CREATE | OFlags::EXCL;
         let mode = Mode::from_raw_mode(mode & 0o777);
         let open = |temporary: &str| rustix::fs::openat(&**dir, temporary, flags, mode);
@@ -285,7 +285,7 @@ pub(crate) fn find_target(path: &Path) -> anyhow::Result<Option<OwnedFd>> {
 }
 
 /// Works like [`directory_of`], for a name that does not exist.
-pub(crate) fn directory_of_new(path: &Path) -> anyhow::Result<(Rc<OwnedFd>, &[u8])> {
+pub(crate) fn directory_of_new(path: &Path) -> anyhow::Result<(Arc<OwnedFd>, &[u8])> {
     if std::fs::symlink_metadata(path).is_ok() {
         bail!("{} is a symbolic link that leads nowhere; remove it first", path.shown());
     }
@@ -293,12 +293,12 @@ pub(crate) fn directory_of_new(path: &Path) -> anyhow::Result<(Rc<OwnedFd>, &[u8
 }
 
 /// Opens the directory of a path's last name. Returns the directory and the name.
-pub(crate) fn directory_of(path: &Path) -> anyhow::Result<(Rc<OwnedFd>, &[u8])> {
+pub(crate) fn directory_of(path: &Path) -> anyhow::Result<(Arc<OwnedFd>, &[u8])> {
     let name = path
         .file_name()
         .with_context(|| format!("{} does not name a file; give a path that ends in a name", path.shown()))?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    Ok((Rc::new(open_dir(dir)?), name.as_bytes()))
+    Ok((Arc::new(open_dir(dir)?), name.as_bytes()))
 }
 
 /// Opens a directory that a user named.

@@ -7,7 +7,6 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -23,7 +22,7 @@ pub(crate) struct NewImage {
     device: Arc<FileDevice>,
     path: PathBuf,
     /// The directory, open with `O_PATH`.
-    dir: Rc<OwnedFd>,
+    dir: Arc<OwnedFd>,
     /// The current, temporary path.
     temporary: PathBuf,
     name: TemporaryName,
@@ -38,7 +37,7 @@ impl NewImage {
         }
         // The names of another user's mount may lead anywhere, also when the image is opened later.
         let found = find_own(dir)?.ok_or_else(|| OpenError::NoDirectory { path: dir.to_owned() })?;
-        let opened = Rc::new(found);
+        let opened = Arc::new(found);
         let name = path
             .file_name()
             .map(OsStr::as_bytes)

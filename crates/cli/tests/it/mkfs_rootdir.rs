@@ -1,12 +1,13 @@
 //! Tests of `mkfs --rootdir` for builders of images: subvolumes, compression, and images as small as they can be.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tempfile::TempDir;
 use ubtrfs_testkit::{Compare, LoopMount, btrfs_check, capability, compare_trees, judge, run as sh};
 
-use crate::common::{ok, refused, text, ubtrfs};
+use crate::common::{command, ok, refused, text, ubtrfs};
 
 /// A directory with a tree to copy, and a place for images.
 struct Source(TempDir);
@@ -283,4 +284,80 @@ fn files_get_the_wanted_owners_and_flags() {
     refused(&mkfs(&["--map-users=1:2"]), &["FROM:TO:COUNT"]);
     refused(&mkfs(&["--inode-flags=append:usr"]), &["nodatacow or nodatasum"]);
     refused(&mkfs(&["--inode-flags=nodatasum:none"]), &["does not exist", "nothing was made"]);
+}
+
+/// Exchanges pairs of names until it is told to stop.
+fn exchange(dir: &Path, pairs: &[(String, String)], stop: &AtomicBool) {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    while !stop.load(Ordering::Relaxed) {
+        for (one, other) in pairs {
+            let _ = renameat_with(CWD, dir.join(one), CWD, dir.join(other), RenameFlags::EXCHANGE);
+        }
+    }
+}
+
+#[test]
+fn a_tree_that_its_owner_changes_gives_only_its_own_content() {
+    let dir = tempfile::tempdir().unwrap();
+    let (tree, secret, secret_dir) = (dir.path().join("tree"), dir.path().join("secret"), dir.path().join("dir"));
+    fs::create_dir(&tree).unwrap();
+    fs::create_dir(&secret_dir).unwrap();
+    for path in [secret.clone(), secret_dir.join("file")] {
+        fs::write(path, "TOPSECRET").unwrap();
+    }
+    let mut pairs = Vec::new();
+    for number in 0..150 {
+        // Files and links to the secret, files and pipes, directories and links to the directory of a secret.
+        let name = |kind: &str| format!("{kind}{number}");
+        for kind in ["f", "g"] {
+            fs::write(tree.join(name(kind)), "ordinary").unwrap();
+        }
+        std::os::unix::fs::symlink(&secret, tree.join(name("link"))).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, tree.join(name("pipe")), rustix::fs::FileType::Fifo, 0o600.into(), 0)
+            .unwrap();
+        fs::create_dir(tree.join(name("d"))).unwrap();
+        fs::write(tree.join(name("d")).join("file"), "ordinary").unwrap();
+        std::os::unix::fs::symlink(&secret_dir, tree.join(name("way"))).unwrap();
+        pairs.extend([("f", "link"), ("g", "pipe"), ("d", "way")].map(|(one, other)| (name(one), name(other))));
+    }
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| exchange(&tree, &pairs, &stop));
+        for round in 0..6 {
+            let image = dir.path().join("image");
+            let _ = fs::remove_file(&image);
+            let args = match round % 2 {
+                0 => vec!["mkfs", "-q", "-b", "200M", "--rootdir", tree.to_str().unwrap(), image.to_str().unwrap()],
+                _ => {
+                    assert!(ubtrfs(["mkfs", "-q", "-b", "200M", image.to_str().unwrap()]).status.success());
+                    vec!["cp", "-r", tree.to_str().unwrap(), image.to_str().unwrap()]
+                }
+            };
+            let mut child = command(&args).stderr(std::process::Stdio::null()).spawn().unwrap();
+            let begun = std::time::Instant::now();
+            let status = loop {
+                if let Some(status) = child.try_wait().unwrap() {
+                    break status;
+                }
+                if begun.elapsed() > std::time::Duration::from_secs(60) {
+                    let _ = child.kill();
+                    stop.store(true, Ordering::Relaxed);
+                    panic!("{args:?} hangs");
+                }
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            };
+            // A name that was replaced is an error.
+            assert!(status.code().is_some_and(|code| code < 2), "{status}");
+            if image.exists() {
+                let content = fs::read(&image).unwrap();
+                let has_secret = content.windows(9).any(|bytes| bytes == b"TOPSECRET");
+                if has_secret {
+                    stop.store(true, Ordering::Relaxed);
+                }
+                assert!(!has_secret, "{args:?} copied the content of a file outside of the tree");
+                assert!(btrfs_check(&image).is_ok());
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
 }

@@ -2,8 +2,9 @@
 //!
 //! Invariants:
 //! - I1. A copy to the host stays below the directory that the user named, for all names in the image and all links on
-//!   the host. openat2 with `RESOLVE_BENEATH` opens each directory without following links, and the last component is
-//!   never `.` or `..`. Links are followed only for the target that the user named.
+//!   the host ([`Beneath`]). Links are followed only for the target that the user named.
+//! - I2. A copy from the host reads nothing outside of the directory that the user named ([`SourceTree`]). So root can copy
+//!   the tree of a user who changes it meanwhile.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -12,17 +13,17 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use rustix::fs::{AtFlags, Dev, FileType, Gid, Mode, OFlags, ResolveFlags, SeekFrom, Timestamps, Uid, XattrFlags};
+use rustix::fs::{AtFlags, CWD, Dev, FileType, Gid, Mode, OFlags, SeekFrom, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::{InodeId, mode};
 
 use super::super::text::printable;
 use super::super::{COPY_LEN, normal_names, os_string, type_of};
-use super::dir_chain::DirChain;
+use super::beneath::{Beneath, SourceTree, open_regular};
 use super::read_ahead::ReadAhead;
 use super::{CopiedAttributes, From, PieceCallback, SourceInfo, Times, To, XattrList};
 use crate::common::{Shown, warn};
@@ -31,8 +32,29 @@ use crate::host_file::{self, HostFile};
 /// Files of the host as the source.
 #[derive(Default)]
 pub(super) struct HostFiles {
-    /// Reads the directory that is copied.
+    /// The file that the user named and that was looked at last.
+    named: RefCell<Option<NamedSource>>,
+    /// The directory that is copied. Everything below it is reached through it (I2).
+    tree: RefCell<Option<SourceTree>>,
+    /// Reads that directory.
     ahead: RefCell<Option<ReadAhead>>,
+}
+
+struct NamedSource {
+    path: Vec<u8>,
+    info: SourceInfo,
+    /// Whether a link at the path was followed.
+    follow: bool,
+}
+
+impl HostFiles {
+    /// Calls `read` with the directory that is copied, if the path is below it and was not named by the user.
+    fn in_tree<T>(&self, path: &[u8], read: impl FnOnce(&SourceTree) -> T) -> Option<T> {
+        if self.named.borrow().as_ref().is_some_and(|named| named.path == path && !named.info.is_dir()) {
+            return None;
+        }
+        self.tree.borrow().as_ref().filter(|tree| tree.has(path)).map(read)
+    }
 }
 
 fn host_path(path: &[u8]) -> PathBuf {
@@ -47,10 +69,6 @@ pub(super) fn info_at(path: &[u8], follow: bool) -> anyhow::Result<Option<Source
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(|| path.shown()),
     }
-}
-
-pub(super) fn names_in(path: &[u8]) -> io::Result<Vec<Vec<u8>>> {
-    fs::read_dir(host_path(path))?.map(|entry| Ok(entry?.file_name().into_vec())).collect()
 }
 
 pub(super) fn xattrs_at(path: &[u8]) -> anyhow::Result<XattrList> {
@@ -122,31 +140,43 @@ impl From for HostFiles {
         {
             return Ok(Some(info));
         }
-        info_at(path, follow)
+        if !follow && let Some(info) = self.in_tree(path, |tree| tree.info(path)) {
+            return info;
+        }
+        let info = info_at(path, follow)?;
+        *self.named.borrow_mut() = info.clone().map(|info| NamedSource { path: path.to_vec(), info, follow });
+        Ok(info)
     }
 
     fn is_stream(&self, info: &SourceInfo) -> bool {
         matches!(type_of(info.mode), mode::FIFO | mode::CHAR | mode::BLOCK)
     }
 
-    /// Begins to read ahead, if the directory was not read ahead itself.
+    /// Begins to read ahead below a directory that the user named.
     fn names(&self, path: &[u8]) -> anyhow::Result<Vec<Vec<u8>>> {
         let mut ahead = self.ahead.borrow_mut();
         if let Some(names) = ahead.as_mut().and_then(|ahead| ahead.at(path)?.take_names()) {
             return Ok(names);
         }
-        let names = names_in(path)?;
-        *ahead = ReadAhead::below(path, &names);
-        Ok(names)
+        if let Some(named) = self.named.borrow().as_ref().filter(|named| named.path == path) {
+            let tree = SourceTree::open(path, &named.info, named.follow)?;
+            let names = tree.names(path)?;
+            *ahead = ReadAhead::below(tree.again(), path, &names);
+            *self.tree.borrow_mut() = Some(tree);
+            return Ok(names);
+        }
+        self.in_tree(path, |tree| tree.names(path)).context("a path outside of the source")?
     }
 
     fn read_link(&self, path: &[u8]) -> anyhow::Result<Vec<u8>> {
-        Ok(fs::read_link(host_path(path))?.into_os_string().into_vec())
+        let by_path = || Ok(fs::read_link(host_path(path))?.into_os_string().into_vec());
+        self.in_tree(path, |tree| tree.read_link(path)).unwrap_or_else(by_path)
     }
 
     fn xattrs(&self, path: &[u8]) -> anyhow::Result<XattrList> {
         let read = self.ahead.borrow_mut().as_mut().and_then(|ahead| ahead.at(path)?.take_xattrs());
-        read.map_or_else(|| xattrs_at(path), Ok)
+        let read = read.map(Ok).or_else(|| self.in_tree(path, |tree| tree.xattrs(path)));
+        read.unwrap_or_else(|| xattrs_at(path))
     }
 
     fn data(&self, path: &[u8], info: &SourceInfo, piece: PieceCallback<'_>) -> anyhow::Result<()> {
@@ -156,10 +186,11 @@ impl From for HostFiles {
         {
             return Ok(());
         }
-        let mut file = File::open(host_path(path))?;
-        if !file.metadata()?.is_file() {
-            return stream(&mut file, piece);
-        }
+        let file = match self.in_tree(path, |tree| tree.open_file(path, info)) {
+            Some(file) => file?,
+            None if self.is_stream(info) => return stream(&mut File::open(host_path(path))?, piece),
+            None => open_regular(CWD, path, info, OFlags::empty())?,
+        };
         let mut buf = Vec::new();
         each_data(&file, info.size, &mut |at, len| {
             buf.resize(len, 0);
@@ -212,13 +243,11 @@ fn info_of(meta: &fs::Metadata) -> SourceInfo {
 
 /// A directory of the host as the target. Paths begin with a slash, which stands for this directory.
 pub(super) struct HostTarget {
-    base: Rc<OwnedFd>,
+    beneath: Beneath,
     /// The directory as the user named it.
     shown: PathBuf,
     /// The target's name in the directory, if the user named no directory.
     name: Option<Vec<u8>>,
-    /// Directories opened last.
-    dirs: RefCell<DirChain<Rc<OwnedFd>>>,
 }
 
 impl HostTarget {
@@ -232,36 +261,12 @@ impl HostTarget {
                 (dir, Some(name.as_bytes().to_vec()))
             }
         };
-        let base = Rc::new(host_file::open_dir(dir)?);
-        Ok(Self { base, shown: dir.to_owned(), name, dirs: RefCell::new(DirChain::new(OPEN_MAX)) })
+        let beneath = Beneath::new(Arc::new(host_file::open_dir(dir)?));
+        Ok(Self { beneath, shown: dir.to_owned(), name })
     }
 
-    /// Opens the directory of a path without leaving `base` (I1). Returns the directory and the last name.
-    fn place<'p>(&self, path: &'p [u8]) -> anyhow::Result<(Rc<OwnedFd>, &'p [u8])> {
-        let path = path.strip_prefix(b"/").unwrap_or(path);
-        let (dir, name) = match path.iter().rposition(|byte| *byte == b'/') {
-            Some(at) => (&path[..at], &path[at + 1..]),
-            None => (&b""[..], path),
-        };
-        host_file::check_name(name)?;
-        if dir.is_empty() {
-            return Ok((Rc::clone(&self.base), name));
-        }
-        let enter = |at: &Rc<OwnedFd>, name: &[u8]| Ok(Some(Rc::new(open_beneath(at, name)?)));
-        let from_top = || Ok::<_, anyhow::Error>(Rc::new(open_beneath(&self.base, dir)?));
-        Ok((self.dirs.borrow_mut().find(dir, enter, from_top)?, name))
-    }
-
-    /// Opens the directory of `path`, and calls `call` with a path that leads through the open directory in
-    /// `/proc/self/fd` to the last name. Needed for system calls that take no directory descriptor.
-    fn with_path<T>(
-        &self,
-        path: &[u8],
-        call: impl FnOnce(PathBuf) -> rustix::io::Result<T>,
-    ) -> anyhow::Result<rustix::io::Result<T>> {
-        let (dir, name) = self.place(path)?;
-        let opened = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
-        Ok(call(opened.join(os_string(name))))
+    fn place<'p>(&self, path: &'p [u8]) -> anyhow::Result<(Arc<OwnedFd>, &'p [u8])> {
+        self.beneath.place(path)
     }
 
     fn set_file_attributes(&self, file: &File, path: &[u8], attributes: &CopiedAttributes) -> anyhow::Result<()> {
@@ -310,26 +315,6 @@ fn timestamps((atime, mtime): Times) -> Timestamps {
     Timestamps { last_access: time(atime), last_modification: time(mtime) }
 }
 
-/// Opens a directory below another one. Follows no symbolic links, because a link on the way may have been copied from
-/// the image.
-fn open_beneath(base: &OwnedFd, path: &[u8]) -> anyhow::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    match rustix::fs::openat2(base, path, flags, Mode::empty(), resolve) {
-        // Open name by name on Linux before 5.6, if a seccomp filter denies openat2, and for paths longer than Linux
-        // accepts.
-        Err(Errno::NOSYS | Errno::PERM | Errno::NAMETOOLONG) => {
-            let mut dir: Option<OwnedFd> = None;
-            for name in path.split(|byte| *byte == b'/') {
-                host_file::check_name(name)?;
-                dir = Some(rustix::fs::openat(dir.as_ref().unwrap_or(base), name, flags, Mode::empty())?);
-            }
-            dir.context("no path")
-        }
-        opened => Ok(opened?),
-    }
-}
-
 impl To for HostTarget {
     fn top(&self) -> Vec<u8> {
         let mut path = vec![b'/'];
@@ -342,28 +327,7 @@ impl To for HostTarget {
         if (named && follow) || path == b"/" {
             return info_at(self.shown(path).as_os_str().as_bytes(), true);
         }
-        let (dir, name) = self.place(path)?;
-        let stat = match rustix::fs::statat(&*dir, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => stat,
-            Err(Errno::NOENT) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
-        let time = |sec, nsec| Timespec { sec, nsec };
-        #[allow(clippy::useless_conversion, reason = "32 bits on other processors")]
-        let nlink = stat.st_nlink.into();
-        Ok(Some(SourceInfo {
-            mode: stat.st_mode,
-            uid: stat.st_uid,
-            gid: stat.st_gid,
-            major: rustix::fs::major(stat.st_rdev),
-            minor: rustix::fs::minor(stat.st_rdev),
-            size: u64::try_from(stat.st_size).unwrap_or_default(),
-            nlink,
-            atime: time(stat.st_atime, stat.st_atime_nsec.try_into().unwrap_or_default()),
-            mtime: time(stat.st_mtime, stat.st_mtime_nsec.try_into().unwrap_or_default()),
-            identity: (stat.st_dev, stat.st_ino),
-            id: None,
-        }))
+        self.beneath.info(path)
     }
 
     fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<Option<InodeId>> {
@@ -461,7 +425,7 @@ impl To for HostTarget {
     fn set_xattrs(&self, path: &[u8], xattrs: &XattrList) -> anyhow::Result<()> {
         for (name, value) in xattrs {
             let set = |path: PathBuf| rustix::fs::lsetxattr(path, os_string(name), value, XattrFlags::empty());
-            let done = self.with_path(path, set)?;
+            let done = self.beneath.with_path(path, set)?;
             self.attribute_done(path, name, done)?;
         }
         Ok(())
@@ -481,7 +445,7 @@ impl To for HostTarget {
                 return Ok(());
             }
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let dir = rustix::fs::openat(&*self.base, ".", flags, Mode::empty())?;
+            let dir = rustix::fs::openat(&**self.beneath.base(), ".", flags, Mode::empty())?;
             return self.set_file_attributes(&dir.into(), path, attributes);
         }
         self.set_each_attribute(path, attributes)
@@ -505,9 +469,6 @@ fn ids_of((uid, gid): (u32, u32)) -> anyhow::Result<(Uid, Gid)> {
     }
     Ok((Uid::from_raw(uid), Gid::from_raw(gid)))
 }
-
-/// The largest number of directories that stay open.
-const OPEN_MAX: usize = 256;
 
 #[cfg(test)]
 mod tests {

@@ -2,6 +2,7 @@
 //!
 //! A copy has two ends, each the host or an open image: `From` reads and `To` writes. This module walks the source.
 
+mod beneath;
 mod dir_chain;
 mod host;
 mod image;

@@ -5,16 +5,19 @@
 //! - R1. The thread passes on every entry that it lists, in the order in which the copy asks for them: a directory before
 //!   its entries, these sorted by name. The copy may skip the entries of a directory, and nothing else.
 //! - R2. The thread leaves out everything that it cannot read. The copy tries to read that itself, and reports the error.
-//! - R3. Not more than [`BATCHES`] batches wait, so memory does not grow with the files.
+//! - R3. Not more than [`BATCHES`] batches wait, so memory does not grow with the files. Attributes and names count in a
+//!   batch as content does.
+//! - R4. The content of a file with several names is read once. If the copy wants it again, it reads it.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
-use super::super::{os_string, push_name, type_of};
-use super::host::{each_data, info_at, names_in, xattrs_at};
+use super::super::{push_name, type_of};
+use super::beneath::SourceTree;
+use super::host::each_data;
 use super::{SourceInfo, XattrList};
 use ubtrfs_fs::mode;
 
@@ -49,13 +52,13 @@ pub(super) struct ReadAhead {
 
 impl ReadAhead {
     /// Begins to read the entries with these names in a directory. `None` if the system admits no more threads.
-    pub(super) fn below(dir: &[u8], names: &[Vec<u8>]) -> Option<Self> {
+    pub(super) fn below(tree: SourceTree, dir: &[u8], names: &[Vec<u8>]) -> Option<Self> {
         let (to, from) = sync_channel(BATCHES);
-        let mut walk = Walk { to, batch: Vec::new(), batch_bytes: 0 };
+        let mut walk = Walk { tree, to, batch: Vec::new(), batch_bytes: 0, links: HashSet::new() };
         let (dir, names) = (dir.to_vec(), names.to_vec());
         let run = move || {
             // The copy has ended if this fails.
-            let _ = walk.tree(dir, names).and_then(|()| walk.pass_batch());
+            let _ = walk.below(dir, names).and_then(|()| walk.pass_batch());
         };
         thread::Builder::new().name("read-ahead".to_owned()).spawn(run).ok()?;
         Some(Self { from, arrived: VecDeque::new(), current: None })
@@ -113,17 +116,29 @@ impl ReadEntry {
     }
 }
 
+impl ReadEntry {
+    /// Bytes in memory, for the limit of a batch (R3).
+    fn bytes(&self) -> usize {
+        let xattrs = self.xattrs.iter().flatten().map(|(name, value)| name.len() + value.len() + PART_BYTES);
+        let names = self.names.iter().flatten().map(|name| name.len() + PART_BYTES);
+        ENTRY_BYTES + self.path.len() + xattrs.chain(names).sum::<usize>()
+    }
+}
+
 /// The copy has ended.
 struct CopyEnded;
 
 struct Walk {
+    tree: SourceTree,
     to: SyncSender<Vec<ReadPart>>,
     batch: Vec<ReadPart>,
     batch_bytes: usize,
+    /// The files with several names whose content was read (R4).
+    links: HashSet<(u64, u64)>,
 }
 
 impl Walk {
-    fn tree(&mut self, mut path: Vec<u8>, names: Vec<Vec<u8>>) -> Result<(), CopyEnded> {
+    fn below(&mut self, mut path: Vec<u8>, names: Vec<Vec<u8>>) -> Result<(), CopyEnded> {
         let mut todo = Vec::new();
         let queue = |todo: &mut Vec<(usize, Vec<u8>)>, dir_len: usize, mut names: Vec<Vec<u8>>| {
             names.sort_unstable();
@@ -133,20 +148,20 @@ impl Walk {
         while let Some((dir_len, name)) = todo.pop() {
             path.truncate(dir_len);
             push_name(&mut path, &name);
-            let info = info_at(&path, false).ok().flatten();
+            let info = self.tree.info(&path).ok().flatten();
             let kind = info.as_ref().map(|info| type_of(info.mode));
-            let names = if kind == Some(mode::DIRECTORY) { names_in(&path).ok() } else { None };
+            let names = if kind == Some(mode::DIRECTORY) { self.tree.names(&path).ok() } else { None };
             if let Some(names) = &names {
                 queue(&mut todo, path.len(), names.clone());
             }
-            let is_file = kind == Some(mode::REGULAR);
-            let file = if is_file { File::open(os_string(&path)).ok() } else { None };
-            // Something else may have the path by now.
-            let file = file.filter(|file| file.metadata().is_ok_and(|meta| meta.is_file()));
-            let xattrs = info.as_ref().and_then(|_| xattrs_at(&path).ok());
+            let is_new = |info: &&SourceInfo| info.nlink < 2 || self.links.insert(info.identity);
+            let read = info.as_ref().filter(|_| kind == Some(mode::REGULAR)).filter(is_new);
+            let file = read.and_then(|info| self.tree.open_file(&path, info).ok());
+            let xattrs = info.as_ref().and_then(|_| self.tree.xattrs(&path).ok());
             let size = info.as_ref().map_or(0, |info| info.size);
             let entry = ReadEntry { path: path.clone(), info, xattrs, names, has_data: file.is_some() };
-            self.pass(ReadPart::Entry(entry), ENTRY_BYTES + path.len())?;
+            let bytes = entry.bytes();
+            self.pass(ReadPart::Entry(entry), bytes)?;
             if let Some(file) = file {
                 self.content(&file, size)?;
             }
@@ -190,13 +205,17 @@ const BATCH_BYTES: usize = 256 << 10;
 
 const PIECE_LEN: usize = 256 << 10;
 
-/// The bytes that an entry counts in a batch, without its path.
+/// The bytes that an entry counts in a batch, without its path, attributes and names.
 const ENTRY_BYTES: usize = 1 << 10;
+
+/// The bytes that an attribute or a name counts, without its text.
+const PART_BYTES: usize = 48;
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::os_string;
     use super::super::From;
-    use super::super::host::HostFiles;
+    use super::super::host::{HostFiles, info_at, xattrs_at};
     use super::*;
 
     use std::os::unix::ffi::OsStrExt;
@@ -208,7 +227,7 @@ mod tests {
         let mut todo = vec![dir.as_os_str().as_bytes().to_vec()];
         while let Some(path) = todo.pop() {
             let is_top = path == dir.as_os_str().as_bytes();
-            let info = if is_top { info_at(&path, false) } else { files.info(&path, false) }.unwrap().unwrap();
+            let info = files.info(&path, is_top).unwrap().unwrap();
             let mut content = Vec::new();
             if info.is_dir() {
                 if !path.ends_with(b"/skip") {
@@ -280,9 +299,35 @@ mod tests {
         }
         let (to, from) = sync_channel(BATCHES);
         let path = dir.path().as_os_str().as_bytes().to_vec();
-        let walk = thread::spawn(move || Walk { to, batch: Vec::new(), batch_bytes: 0 }.tree(path, names).is_err());
+        let info = info_at(&path, true).unwrap().unwrap();
+        let tree = SourceTree::open(&path, &info, true).unwrap();
+        let mut walk = Walk { tree, to, batch: Vec::new(), batch_bytes: 0, links: HashSet::new() };
+        let walk = thread::spawn(move || walk.below(path, names).is_err());
         from.recv().unwrap();
         drop(from);
         assert!(walk.join().unwrap());
+    }
+
+    #[test]
+    fn attributes_and_names_count_and_content_of_links_is_read_once() {
+        let long = vec![7; 60_000];
+        let mut entry = ReadEntry { path: Vec::new(), info: None, xattrs: None, names: None, has_data: false };
+        let few = entry.bytes();
+        entry.xattrs = Some(vec![(b"user.a".to_vec(), long.clone()), (b"user.b".to_vec(), long)]);
+        entry.names = Some(vec![vec![b'n'; 255]; 1000]);
+        assert!(few < 2000 && entry.bytes() > 120_000 + 255_000);
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a"), vec![1; PIECE_LEN]).unwrap();
+        let mut names = vec![b"a".to_vec()];
+        for number in 0..50 {
+            names.push(format!("b{number:02}").into_bytes());
+            std::fs::hard_link(dir.path().join("a"), dir.path().join(format!("b{number:02}"))).unwrap();
+        }
+        let path = dir.path().as_os_str().as_bytes();
+        let info = info_at(path, true).unwrap().unwrap();
+        let mut ahead = ReadAhead::below(SourceTree::open(path, &info, true).unwrap(), path, &names).unwrap();
+        let parts: Vec<ReadPart> = std::iter::from_fn(|| ahead.next()).collect();
+        let nr_pieces = parts.iter().filter(|part| matches!(part, ReadPart::Piece(..))).count();
+        assert_eq!((nr_pieces, parts.len()), (1, 51 + 2));
     }
 }
