@@ -56,7 +56,7 @@ pub use members::{
 pub use memory::MemoryDevice;
 pub use mount_calls::{change_mount_flags, open_fuse_root};
 pub use mount_ioctl::{ASK_MOUNT, ASK_MOUNT_LEN, ask_mount};
-pub use mounted::{find_server, is_being_mounted, is_unlocked, lock_holders, loop_file};
+pub use mounted::{find_server, is_being_mounted, is_served_here, is_unlocked, lock_holders, loop_file};
 pub use named_device::NamedDevice;
 pub use nbd_device::{NbdDevice, is_object_url, is_url};
 pub use open_error::OpenError;

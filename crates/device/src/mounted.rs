@@ -292,12 +292,23 @@ pub fn is_unlocked(path: &Path) -> bool {
 /// works. Returns false if this user may not look at the server.
 pub fn is_being_mounted(path: &Path) -> bool {
     lock_holders(path).into_iter().any(|pid| {
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let is_server = line.split(|byte| *byte == 0).any(|word| word == b"--serve");
         // A server gives up the pipe to its command then.
         let output = fs::read_link(format!("/proc/{pid}/fd/1"));
-        is_server && output.is_ok_and(|output| output != Path::new("/dev/null"))
+        is_server(pid) && output.is_ok_and(|output| output != Path::new("/dev/null"))
     })
+}
+
+/// Whether a server of ubtrfs in this mount namespace has locked this image or device. Returns false if this user may not
+/// look at the server.
+pub fn is_served_here(path: &Path) -> bool {
+    let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/mnt")).ok();
+    let own = namespace("self");
+    lock_holders(path).into_iter().any(|pid| is_server(pid) && own.is_some() && namespace(&pid.to_string()) == own)
+}
+
+fn is_server(pid: u32) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    line.split(|byte| *byte == 0).any(|word| word == b"--serve")
 }
 
 /// Returns the first process that is `wanted` of those that serve the FUSE mounts on the way to a path, links included. A

@@ -576,6 +576,31 @@ fn mounts_that_begin_at_the_same_time_find_each_other() {
     scene.check();
 }
 
+/// The last unmount closes the image while others mount it.
+#[test]
+fn a_mount_during_the_last_unmount_waits_for_it() {
+    let Some(scene) = Scene::new() else { return };
+    std::thread::scope(|scope| {
+        for (dir, option) in [("a", "subvol=@"), ("b", "subvol=@home"), ("c", "subvol=@/srv")] {
+            let scene = &scene;
+            scope.spawn(move || {
+                for round in 0..12 {
+                    ok(scene.try_mount(&["-o", option], dir));
+                    scene.write(&format!("{dir}/f{round}"));
+                    scene.umount(dir);
+                    assert!(!scene.is_mounted(dir));
+                }
+            });
+        }
+    });
+    scene.mount(&["-o", "subvolid=5"], "d");
+    for name in ["@/f11", "@home/f11", "@/srv/f11"] {
+        assert!(scene.path("d").join(name).exists(), "{name}");
+    }
+    scene.umount("d");
+    scene.check();
+}
+
 /// NFS servers and backup programs open files by handles, also those that the kernel has forgotten.
 #[test]
 fn file_handles_lead_to_files_of_every_mount() {

@@ -54,13 +54,20 @@ pub(super) fn explained(error: anyhow::Error, device: &Path) -> anyhow::Error {
     }
 }
 
-/// Whether another server has just mounted the image, or is about to, so that [`join`] may succeed soon. It may have locked
-/// another device of the filesystem only.
+/// Whether another server has just mounted the image or is about to, so that [`join`] may succeed soon; or whether the
+/// server of the last mount is ending, so that opening the image may succeed soon. It may have locked another device of the
+/// filesystem only.
 pub(super) fn may_succeed(device: &Path) -> bool {
     let others = ubtrfs_device::find_members(&[device]).map(|members| members.found).unwrap_or_default();
-    ubtrfs_device::is_being_mounted(device)
-        || others.iter().any(|other| ubtrfs_device::is_being_mounted(other))
-        || MountedImage::of_image(device).is_some_and(|found| found.first.is_of_root())
+    let any = |is_so: fn(&Path) -> bool| is_so(device) || others.iter().any(|other| is_so(other));
+    if any(ubtrfs_device::is_being_mounted) {
+        return true;
+    }
+    match MountedImage::of_image(device) {
+        Some(found) => found.first.is_of_root(),
+        // A server that no mount leads to any more.
+        None => any(ubtrfs_device::is_served_here),
+    }
 }
 
 /// A mount of the image, and its server.

@@ -153,5 +153,17 @@ fn color(flags: BlockGroupFlags) -> &'static str {
 
 /// Text in which nothing is markup. Names are escaped for terminals already, so they have no control characters.
 fn for_xml(text: &str) -> String {
+    // XML has no such characters, not even as numbers.
+    let text = text.replace(['\u{fffe}', '\u{ffff}'], "\u{fffd}");
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('\'', "&#39;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_those_that_xml_can_have() {
+        assert_eq!(for_xml("<a&'\"\u{fffe}\u{ffff}>"), "&lt;a&amp;&#39;&quot;\u{fffd}\u{fffd}&gt;");
+    }
 }
