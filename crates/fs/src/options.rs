@@ -144,7 +144,28 @@ impl Default for MountOptions {
     }
 }
 
-/// Options that are accepted, with or without a value, and have no effect.
+/// Options that take a value, or may have one.
+const WITH_VALUE: &[&str] = &[
+    "alloc_start",
+    "bg_reclaim_threshold",
+    "check_int_print_mask",
+    "commit",
+    "compress",
+    "compress-force",
+    "device",
+    "discard",
+    "fatal_errors",
+    "fragment",
+    "max_inline",
+    "metadata_ratio",
+    "rescue",
+    "space_cache",
+    "subvol",
+    "subvolid",
+    "thread_pool",
+];
+
+/// Options that are accepted and have no effect.
 const NO_EFFECT: &[&str] = &[
     "alloc_start",
     "async",
@@ -163,7 +184,6 @@ const NO_EFFECT: &[&str] = &[
     "inode_cache",
     "iversion",
     "lazytime",
-    "metadata_ratio",
     "mand",
     "noautodefrag",
     "nobarrier",
@@ -183,7 +203,6 @@ const NO_EFFECT: &[&str] = &[
     "ssd",
     "ssd_spread",
     "suid",
-    "thread_pool",
 ];
 
 /// Options of the kernel that this engine refuses with a message, instead of ignoring them.
@@ -218,6 +237,13 @@ impl MountOptions {
             Some((name, value)) => (name, Some(value)),
             None => (option, None),
         };
+        match self.apply_named(option, name, value)? {
+            true if value.is_some() && !WITH_VALUE.contains(&name) => Err(bad(option, "takes no value")),
+            is_known => Ok(is_known),
+        }
+    }
+
+    fn apply_named(&mut self, option: &str, name: &str, value: Option<&str>) -> Result<bool> {
         if let Some((_, problem)) = REFUSED.iter().find(|(refused, _)| *refused == name) {
             return Err(bad(option, problem));
         }
@@ -302,6 +328,15 @@ impl MountOptions {
                 return Err(bad(option, "expected fragment=data, fragment=metadata or fragment=all"));
             }
             "fragment" => {}
+            "thread_pool" => {
+                let threads = needs_value()?.parse().unwrap_or(0u32);
+                if threads == 0 {
+                    return Err(bad(option, "expected a number of threads, at least 1"));
+                }
+            }
+            "metadata_ratio" => {
+                needs_value()?.parse::<u32>().map_err(|_| bad(option, "expected a number"))?;
+            }
             _ if NO_EFFECT.contains(&name) => {}
             _ => return Ok(false),
         }
@@ -392,6 +427,27 @@ mod tests {
         assert_eq!(options.devices.len(), 2);
         assert!(options.discard_async && !options.discard && options.degraded && !options.acl && options.flushoncommit);
         assert_eq!(options.atime, AtimeMode::Noatime);
+    }
+
+    #[test]
+    fn values_that_linux_refuses_are_refused() {
+        for wrong in [
+            "thread_pool=0",
+            "thread_pool=x",
+            "thread_pool",
+            "metadata_ratio=x",
+            "metadata_ratio",
+            "autodefrag=1",
+            "ssd=1",
+            "degraded=1",
+            "nodatacow=0",
+            "treelog=yes",
+            "ro=1",
+        ] {
+            let error = MountOptions::parse(wrong).unwrap_err().to_string();
+            assert!(error.contains(wrong), "{error}");
+        }
+        MountOptions::parse("thread_pool=2,metadata_ratio=0,autodefrag,ssd,compress,discard,space_cache").unwrap();
     }
 
     #[test]
