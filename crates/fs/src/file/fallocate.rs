@@ -93,9 +93,21 @@ impl Fs {
             }
             // As for a write, the sectors need no new space if they can be overwritten in place.
             Some(error) => {
-                let Some(allocated) = self.lock_allocated(inode, &edges)? else { return Err(error.into()) };
-                space = allocated.space;
-                (allocated.guards.0, allocated.state, Some(allocated.guards.1))
+                // A sector in a hole stays as it is.
+                let mut with_data = Vec::new();
+                for edge in edges {
+                    if self.has_data(inode, &*inode.read()?, edge.start)? {
+                        with_data.push(edge);
+                    }
+                }
+                if with_data.is_empty() {
+                    let (locks, state) = lock(inode)?;
+                    (locks, state, None)
+                } else {
+                    let Some(allocated) = self.lock_allocated(inode, &with_data)? else { return Err(error.into()) };
+                    space = allocated.space;
+                    (allocated.guards.0, allocated.state, Some(allocated.guards.1))
+                }
             }
         };
         let state = &mut *state;

@@ -374,6 +374,10 @@ fn parts_of_sectors_of_files_without_copy_on_write_are_punched_on_a_full_filesys
     let (id, filler) = (make("file"), make("filler"));
     let mut expected = vec![0xab; 40_960];
     fs.write_all(id, 0, &expected).unwrap();
+    let holes = make("holes");
+    let mut in_holes = [vec![0; 4096], vec![7; 8192]].concat();
+    fs.write_all(holes, 4096, &[7; 8192]).unwrap();
+    fs.sync().unwrap();
     let mut at = 0;
     while let Ok(len) = fs.write(filler, at, &[7; 65_536]) {
         at += len as u64;
@@ -384,6 +388,13 @@ fn parts_of_sectors_of_files_without_copy_on_write_are_punched_on_a_full_filesys
         fs.fallocate(id, offset, len, mode).unwrap();
         expected[offset as usize..(offset + len) as usize].fill(0);
         assert!(fs.read(id, 0, 40_960).unwrap() == expected, "{offset}");
+    }
+    // One edge in a hole; the other one is overwritten in place.
+    for (offset, len) in [(100, 4000), (4096 + 100, 20_000)] {
+        fs.fallocate(holes, offset, len, mode).unwrap_or_else(|error| panic!("{offset}, {len}: {error}"));
+        let end = in_holes.len().min((offset + len) as usize);
+        in_holes[offset as usize..end].fill(0);
+        assert!(fs.read(holes, 0, in_holes.len()).unwrap() == in_holes, "{offset}");
     }
     // The extents of a file that a snapshot shares cannot be overwritten in place.
     fs.snapshot(fs.root().root, fs.root(), b"snapshot", true).unwrap();
