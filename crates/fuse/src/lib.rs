@@ -64,7 +64,7 @@ mod subvolume_ioctl;
 pub mod transport;
 mod view;
 
-pub use mount::{MountConfig, MountError, Mounted, SUBTYPE, cannot_open, check, is_root, mount};
+pub use mount::{MountConfig, MountError, Mounted, RemountScope, SUBTYPE, cannot_open, check, is_root, mount};
 pub use mount_table::{holding_mount, image_mounted_at, mount_point_of, mount_points_of};
 pub use other_user::{HelperCommand, server_answers, tell_control_name};
 pub use sandbox::{Confinement, Identity, PrivilegedHelper, confine, serve_unmounts};

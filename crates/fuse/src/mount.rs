@@ -191,6 +191,16 @@ pub enum MountError {
         /// The reason.
         source: io::Error,
     },
+    /// The system refused to change the flags of a mount.
+    #[error("cannot change the mount on {dir}: {source}{advice}")]
+    Remount {
+        /// The mount point.
+        dir: String,
+        /// The reason.
+        source: io::Error,
+        /// What to do, as the end of the message, or nothing.
+        advice: String,
+    },
     /// The kernel and the server did not agree on a protocol.
     #[error("the FUSE session on {dir} failed: {source}")]
     Session {
@@ -410,6 +420,15 @@ pub struct Mounted {
     info: MountInfo,
 }
 
+/// What a remount changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemountScope {
+    /// The flags of one mount.
+    Mount,
+    /// These, and those that all mounts of the filesystem share: ro, sync and dirsync.
+    Filesystem,
+}
+
 /// The flags of a mount; other fields have default values.
 fn config_of(info: &MountInfo) -> MountConfig {
     let has = |flag: &str| info.options.iter().any(|option| option == flag);
@@ -452,12 +471,12 @@ impl Mounted {
     }
 
     /// Changes the flags of the mount to the flags of `config`, as `mount -o remount` does. The server's own settings
-    /// stay unchanged.
+    /// stay unchanged. `scope` says whether flags of the whole filesystem change too.
     ///
     /// # Errors
     ///
     /// Fails if another device is mounted, or if the kernel refuses the change.
-    pub fn remount(&self, device: &Path) -> Result<(), MountError> {
+    pub fn remount(&self, device: &Path, scope: RemountScope) -> Result<(), MountError> {
         let same_file = || std::fs::canonicalize(device).is_ok_and(|full| full.as_os_str() == self.info.source);
         if device.as_os_str() != self.info.source && !same_file() {
             return Err(MountError::OtherDevice {
@@ -466,11 +485,20 @@ impl Mounted {
                 given: device.display().to_string(),
             });
         }
-        let failed = |source: io::Error| MountError::Mount { dir: self.dir.display().to_string(), source };
+        let failed = |source: io::Error| {
+            let dir = self.dir.display().to_string();
+            let is_busy = Errno::from_io_error(&source) == Some(Errno::BUSY);
+            let advice = if is_busy { submounts::open_for_writing(&dir) } else { String::new() };
+            MountError::Remount { dir, source, advice }
+        };
         // Q3 of `other_user.rs`
         let point = other_user::MountPoint::open(&self.info).map_err(failed)?;
+        let bind = match scope {
+            RemountScope::Mount => MountFlags::BIND,
+            RemountScope::Filesystem => MountFlags::empty(),
+        };
         let remount = |config: &MountConfig| {
-            rustix::mount::mount_remount(point.path(), mount_flags(config), c"").map_err(io::Error::from)
+            rustix::mount::mount_remount(point.path(), mount_flags(config) | bind, c"").map_err(io::Error::from)
         };
         let undo = || drop(remount(&config_of(&self.info)));
         submounts::remount(&self.info, self.config.read_only, || remount(&self.config), undo).map_err(failed)

@@ -525,6 +525,10 @@ fn a_remount_changes_the_flags_of_one_mount() {
     scene.mount(&["-o", "remount,rw"], "a");
     scene.write("a/f");
     assert!(fs::write(scene.path("b/f"), "x").is_err());
+    // Nobody asks for ro, so the other mount stays writable.
+    scene.mount(&["-o", "remount,noexec"], "b");
+    assert!(has("b", "ro") && has("b", "noexec") && fs::write(scene.path("b/f"), "x").is_err());
+    scene.write("a/f");
     scene.umount_each(&["a", "b"]);
     scene.check();
 }

@@ -58,7 +58,7 @@ use crate::server::Server;
 use crate::transport::Notifier;
 pub(crate) use mounter::impossible;
 use place::PlacedOn;
-pub(crate) use remount::remount;
+pub(crate) use remount::{open_for_writing, remount};
 use rustix::io::Errno;
 
 /// The submounts of a filesystem.

@@ -39,6 +39,11 @@ pub(crate) fn remount(
     done
 }
 
+/// The end of the message for a mount that cannot become read-only.
+pub(crate) fn open_for_writing(dir: &str) -> String {
+    format!(", because a file in it is open for writing (see: fuser -vm {dir})")
+}
+
 /// Makes all views but that of `first` read-only or writable. `changed` gets a mount of each view that was not.
 fn change_views(first: &MountInfo, read_only: bool, changed: &mut Vec<MountInfo>) -> io::Result<()> {
     let is_other_view = |mount: &&MountInfo| {
@@ -64,7 +69,9 @@ fn change_views(first: &MountInfo, read_only: bool, changed: &mut Vec<MountInfo>
     match failed.pop() {
         Some((mount, error)) => {
             let dir = harmless(&mount.dir.display().to_string());
-            Err(io::Error::new(error.kind(), format!("{dir}: {error}; nothing was changed (see: fuser -vm {dir})")))
+            let advice =
+                if error.kind() == io::ErrorKind::ResourceBusy { open_for_writing(&dir) } else { String::new() };
+            Err(io::Error::new(error.kind(), format!("{dir}: {error}{advice}; nothing was changed")))
         }
         None => Ok(()),
     }

@@ -32,7 +32,7 @@ use ubtrfs_device::{Access, Device, OpenError, is_url};
 use ubtrfs_format::DevId;
 use ubtrfs_fs::{Caller, DeviceSummary, Fs, MemberState, MountOptions, SetAttr, SubvolumeInfo};
 use ubtrfs_fuse::transport::Transport;
-use ubtrfs_fuse::{DetachedMount, Identity, MountConfig, MountError, Mounted, PrivilegedHelper, Session};
+use ubtrfs_fuse::{DetachedMount, Identity, MountConfig, MountError, Mounted, PrivilegedHelper, RemountScope, Session};
 
 use self::helper::HelperCaller;
 use self::options::Trust;
@@ -331,7 +331,11 @@ fn remount(args: &Args) -> anyhow::Result<ExitCode> {
         bail!("a remount changes only ro, rw, commit= and the flags of the mount point; unmount it and mount it again");
     }
     if !args.fake {
-        mounted.remount(&named_as_mounted(&mounted, &args.device))?;
+        let scope = match args.read_only || options::names_shared_flag(&args.options) {
+            true => RemountScope::Filesystem,
+            false => RemountScope::Mount,
+        };
+        mounted.remount(&named_as_mounted(&mounted, &args.device), scope)?;
         if let Some(secs) = commit_secs {
             set_commit_interval(&mounted.dir, secs)?;
         }

@@ -38,7 +38,16 @@ fn has_selinux() -> bool {
 
 /// Whether the options contain `remount`.
 pub(super) fn is_remount(lists: &[String]) -> bool {
-    lists.iter().flat_map(|list| list.split(',')).any(|option| option == "remount")
+    has_any(lists, &["remount"])
+}
+
+/// Whether a flag is named that all mounts of a filesystem share.
+pub(super) fn names_shared_flag(lists: &[String]) -> bool {
+    has_any(lists, &["ro", "rw", "sync", "async", "dirsync"])
+}
+
+fn has_any(lists: &[String], names: &[&str]) -> bool {
+    lists.iter().flat_map(|list| list.split(',')).any(|option| names.contains(&option))
 }
 
 /// The effects of an image on programs of this system that a mount allows.
