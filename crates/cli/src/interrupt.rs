@@ -4,7 +4,7 @@
 //! - I1. A temporary file is made and recorded in one step under the lock. The signal handler keeps the lock until
 //!   the program ends, so no file is made after the recorded files are removed.
 //! - I2. After the removal, the signal ends the program with its default action. A signal that was ignored at the
-//!   program's start stays ignored.
+//!   program's start stays ignored. Ctrl-C while another program has the terminal is for that program alone.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -27,10 +27,12 @@ struct UnfinishedFiles {
     left: Option<String>,
     /// Gives the terminal back.
     restore: Option<fn()>,
+    /// Whether another program, which this one has started, has the terminal.
+    is_lent: bool,
 }
 
 static FILES: Mutex<UnfinishedFiles> =
-    Mutex::new(UnfinishedFiles { next: 0, noted: Vec::new(), left: None, restore: None });
+    Mutex::new(UnfinishedFiles { next: 0, noted: Vec::new(), left: None, restore: None, is_lent: false });
 
 /// Starts a thread that removes the recorded files when SIGINT, SIGTERM or SIGHUP arrives. Commands that handle these
 /// signals themselves must not call this function.
@@ -42,6 +44,9 @@ pub(crate) fn watch() {
     let remove_all = move || {
         for signal in &mut signals {
             let files = lock();
+            if signal == SIGINT && files.is_lent {
+                continue;
+            }
             for (_, dir, name) in &files.noted {
                 let _ = rustix::fs::unlinkat(dir, name.as_str(), AtFlags::empty());
             }
@@ -66,6 +71,14 @@ pub(crate) fn set_left(left: Option<String>) {
 /// Sets the function that gives the terminal back when the program is interrupted.
 pub(crate) fn set_restore(restore: Option<fn()>) {
     lock().restore = restore;
+}
+
+/// Calls `run`, which starts another program on the terminal and waits for its end.
+pub(crate) fn while_lent<T>(run: impl FnOnce() -> T) -> T {
+    lock().is_lent = true;
+    let done = run();
+    lock().is_lent = false;
+    done
 }
 
 /// Makes a temporary file and records it (I1).

@@ -27,6 +27,7 @@ mod units;
 pub use commands::mount::option_list as mount_options;
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -169,7 +170,9 @@ pub fn main() -> ExitCode {
     lift_file_size_limit();
     let copies_much =
         matches!(cli.command, Command::Mkfs(_) | Command::Import(_) | Command::Export(_) | Command::Cp(_));
-    if copies_much || matches!(cli.command, Command::Top(_)) {
+    // A shell on a terminal starts its commands as processes. Otherwise they may handle signals themselves.
+    let has_prompt = matches!(cli.command, Command::Shell(_)) && std::io::stdin().is_terminal();
+    if copies_much || has_prompt || matches!(cli.command, Command::Top(_)) {
         interrupt::watch();
     }
     let has_bound = args.iter().any(|arg| arg.as_encoded_bytes().starts_with(b"--memory"));

@@ -193,6 +193,45 @@ fn the_shell_has_a_prompt_history_and_completion() {
 }
 
 #[test]
+fn ctrl_c_ends_a_command_and_not_the_shell() {
+    if !capability::program("python3") || !capability::program("mkfifo") {
+        return;
+    }
+    let bed = Bed::new();
+    ubtrfs_testkit::run("mkfifo", [bed.dir.path().join("pipe")]).unwrap();
+    let steps = [
+        ("a.img:/> ", "cp pipe :/never\r"),
+        // The copy waits for the pipe.
+        ("cp pipe", "\u{3}"),
+        ("the command was ended by signal 2", ""),
+        // Typed ahead, and pasted with two line ends.
+        ("a.img:/> ", "cd :etc\rls\rpwd\r"),
+        ("kept", ""),
+        ("/etc", ""),
+        ("a.img:/etc> ", "\u{1b}[200~mkdir :one\nmkdir :two\n\u{1b}[201~\r"),
+        ("a.img:/etc> ", "help\r"),
+        ("change the directory", ""),
+        ("a.img:/etc> ", "exit 7\r"),
+    ];
+    let ended = on_terminal(bed.dir.path(), &["shell", "a.img"], &steps);
+    assert_eq!(ended.status.code(), Some(7), "{}", String::from_utf8_lossy(&ended.stderr));
+    assert_eq!(ok(ubtrfs(["ls", &format!("{}:/etc", bed.image)])), "kept\nold\none\ntwo\n");
+}
+
+#[test]
+fn an_edit_fails_for_a_line_of_help_and_a_directory_that_is_absent() {
+    let bed = Bed::new();
+    let before = bed.tree();
+    let helped = bed.run(&["edit", "a.img", "-"], b"mkdir :/k\ntouch --help\n");
+    assert_eq!(helped.status.code(), Some(1));
+    let absent = bed.run(&["edit", "a.img", "-"], b"mkdir :/k\ncd :/nope\ntouch :x\n");
+    refused(&absent, &["line 2 of standard input", "nope", "a.img is as it was"]);
+    assert_eq!(bed.tree(), before);
+    ok(bed.run(&["edit", "a.img", "-"], b"mkdir :/k\ncd :/k\ntouch :x\n"));
+    assert_eq!(ok(ubtrfs(["ls", &format!("{}:/k", bed.image)])), "x\n");
+}
+
+#[test]
 fn an_edit_changes_no_other_image_and_may_read_it() {
     let bed = Bed::new();
     let other = text(&bed.dir.path().join("b.img"));

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - E1. Each line is parsed before the image is opened for writing, so a mistake in a line changes nothing.
-//! - E2. All changes are in one transaction, so other images are only read. If a command fails, or the program ends early, the image keeps the state that
-//!   it had before.
+//! - E2. All changes are in one transaction, so other images are only read. If a command fails, or the program ends early,
+//!   the image keeps the state that it had before.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -15,6 +15,7 @@ use anyhow::{Context, anyhow, bail};
 use ubtrfs_control::reopen;
 
 use super::line::{Line, ScriptPlace};
+use super::shell::check_dir;
 use crate::commands::offline::held::while_held;
 use crate::commands::offline::{ImageOptions, ImageUse, with_shared_image};
 use crate::commands::place::find_own;
@@ -38,6 +39,9 @@ pub(crate) struct EditArgs {
 /// Takes the number, the text and the command of a line.
 type VisitStep<'v> = &'v mut dyn FnMut(usize, &[u8], Command) -> anyhow::Result<()>;
 
+/// Takes the directory that a line changes to.
+type VisitDir<'v> = &'v dyn Fn(&ScriptPlace, &[u8]) -> anyhow::Result<()>;
+
 /// Why not all lines were visited.
 enum Stop {
     Failed(anyhow::Error),
@@ -55,7 +59,9 @@ pub(crate) fn run_edit(args: &EditArgs) -> anyhow::Result<ExitCode> {
     let shown = if args.script.as_os_str() == "-" { "standard input".to_owned() } else { args.script.shown() };
     let script = read_script(args)?;
     let mut is_empty = true;
-    let parsed = each_step(args, &script, &shown, &mut |_, _, _| {
+    // A directory may be made by a line before.
+    let any_dir: VisitDir<'_> = &|_, _| Ok(());
+    let parsed = each_step(args, &script, &shown, any_dir, &mut |_, _, _| {
         is_empty = false;
         Ok(())
     });
@@ -74,10 +80,10 @@ pub(crate) fn run_edit(args: &EditArgs) -> anyhow::Result<ExitCode> {
             _ => bail!("line {number} of {shown} failed: {}", std::ffi::OsStr::from_bytes(line.trim_ascii()).shown()),
         };
         // The lines are parsed again, because their commands would take much more memory than the script.
-        let ran = while_held(&args.image, fs, || each_step(args, &script, &shown, &mut run));
+        let ran = while_held(&args.image, fs, || each_step(args, &script, &shown, &check_dir, &mut run));
         let failed = match ran {
             Ok(()) => fs.commit_atomic().err().map(|error| format!("the changes cannot be committed: {error}")),
-            Err(Stop::Failed(error)) => Some(error.to_string()),
+            Err(Stop::Failed(error)) => Some(format!("{error:#}")),
             Err(Stop::Usage(_)) => Some(format!("a line of {shown} failed")),
         };
         match failed {
@@ -109,7 +115,13 @@ fn read_script(args: &EditArgs) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Parses the lines, and calls `visit` with the number, the text and the command of each that has one.
-fn each_step(args: &EditArgs, script: &[u8], shown: &str, visit: VisitStep<'_>) -> Result<(), Stop> {
+fn each_step(
+    args: &EditArgs,
+    script: &[u8],
+    shown: &str,
+    visit_dir: VisitDir<'_>,
+    visit: VisitStep<'_>,
+) -> Result<(), Stop> {
     let mut place = ScriptPlace::new(&args.image);
     for (index, line) in script.split(|&byte| byte == b'\n').enumerate() {
         let number = index.saturating_add(1);
@@ -117,6 +129,7 @@ fn each_step(args: &EditArgs, script: &[u8], shown: &str, visit: VisitStep<'_>) 
         let words: Vec<OsString> = match place.parse(line).with_context(at)? {
             Line::Nothing => continue,
             Line::ChangeDir(dir) => {
+                visit_dir(&place, &dir).with_context(at)?;
                 place.dir = dir;
                 continue;
             }
@@ -127,7 +140,8 @@ fn each_step(args: &EditArgs, script: &[u8], shown: &str, visit: VisitStep<'_>) 
             Ok(cli) => cli,
             Err(status) => {
                 crate::common::warn(&format!("{} is not a command line of ubtrfs; nothing was changed", at()));
-                return Err(Stop::Usage(status));
+                // A line that asks for help changes nothing either.
+                return Err(Stop::Usage(if status == ExitCode::SUCCESS { ExitCode::FAILURE } else { status }));
             }
         };
         if !is_atomic(&command) {

@@ -145,12 +145,16 @@ if pid == 0:
     os.environ["TERM"] = "xterm"
     os.execv(program, ["ubtrfs"] + args)
 fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-seen = b""
+seen, sent = b"", ""
 for text, keys in steps:
-    text, end = text.encode(), time.time() + 60
+    text, end, pause = text.encode(), time.time() + 60, time.time() + 2
     while text not in seen:
         if time.time() > end:
             raise SystemExit(f"no {text!r} in {seen!r}")
+        # A command that has not begun does not see Ctrl-C.
+        if sent == "\x03" and time.time() > pause:
+            pause = time.time() + 2
+            os.write(fd, b"\x03")
         if select.select([fd], [], [], 0.1)[0]:
             try:
                 seen += os.read(fd, 4096)
@@ -158,6 +162,7 @@ for text, keys in steps:
                 raise SystemExit(f"the program ended before {text!r}: {seen!r}")
     seen = seen.split(text, 1)[1]
     os.write(fd, keys.encode())
+    sent = keys or sent
 while True:
     try:
         if not os.read(fd, 4096):
