@@ -5,7 +5,7 @@
 //!   can be read is shown.
 //! - I2. A walk ends on any input: it visits each address at most once, and levels only descend.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -109,6 +109,11 @@ impl Blocks {
         });
         let Ok(()) = walked;
         damage
+    }
+
+    /// The paths of the devices that are there, by device id.
+    pub(super) fn device_paths(&self) -> HashMap<u64, String> {
+        self.volumes.devices().into_iter().filter_map(|device| Some((device.devid.0, device.path?))).collect()
     }
 
     pub(super) fn superblock(&self) -> &Superblock {

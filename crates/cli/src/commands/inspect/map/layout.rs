@@ -11,6 +11,7 @@ use ubtrfs_format::{Ino, Key, KeyType, RootId};
 
 use super::super::blocks::{Blocks, Pointer};
 use super::super::dump_tree;
+use crate::common::format_size;
 
 /// A part of a device that belongs to a block group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,10 +41,22 @@ impl ExtentOfGroup {
 #[derive(Clone, Debug, Default)]
 pub(super) struct MappedDevice {
     pub(super) devid: u64,
+    /// The file or block device; `None` if it is missing.
+    pub(super) path: Option<String>,
     /// Size in bytes, as the filesystem knows it.
     pub(super) size: u64,
     pub(super) extents: Vec<ExtentOfGroup>,
 }
+
+impl MappedDevice {
+    /// The device, for people.
+    pub(super) fn title(&self) -> String {
+        format!("Device {}, {}: {}", self.devid, self.path.as_deref().unwrap_or("missing"), format_size(self.size))
+    }
+}
+
+/// Nothing is allocated in the first MiB of a device, where boot loaders lie.
+pub(super) const RESERVED: u64 = 1 << 20;
 
 /// A file, and how its data lies on the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +90,7 @@ impl FileCounts {
 #[derive(Clone, Debug, Default)]
 pub(super) struct SpaceMap {
     pub(super) devices: Vec<MappedDevice>,
-    /// The files with most pieces, the worst first.
+    /// The files with most pieces, the worst first. None has one piece only.
     pub(super) files: Vec<MappedFile>,
     /// All files whose data lies on the disk, together.
     pub(super) all_files: FileCounts,
@@ -132,8 +145,10 @@ impl SpaceMap {
             }
             _ => {}
         });
+        let paths = blocks.device_paths();
         for (devid, mut device) in devices {
             device.devid = devid;
+            device.path = paths.get(&devid).cloned();
             device.extents.sort_by_key(|extent| extent.start);
             self.devices.push(device);
         }
@@ -158,6 +173,8 @@ impl SpaceMap {
                 if file.counts.extents > 0 {
                     sums.0.add(file.counts);
                     sums.1 += 1;
+                }
+                if file.counts.pieces > 1 {
                     worst.add(*id, file);
                 }
             };

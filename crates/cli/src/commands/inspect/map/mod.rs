@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::print::{escaped, insert_name};
 
-use self::layout::{FileCounts, MappedFile, SpaceMap};
+use self::layout::{FileCounts, MappedFile, RESERVED, SpaceMap};
 use super::blocks::Blocks;
 use crate::commands::committed::Committed;
 use crate::commands::filesystem::names;
@@ -87,15 +87,11 @@ fn text_of(map: &SpaceMap) -> String {
         let _ = writeln!(text, "{part}");
     };
     for device in &map.devices {
-        line(format_args!("Device {}: {}", device.devid, format_size(device.size)));
+        line(format_args!("{}", device.title()));
         line(format_args!("{:>16} {:>12} {:<22} {:>16} {:>7}", "start", "length", "block group", "address", "in use"));
         let mut at = 0;
         for extent in &device.extents {
-            if extent.start > at {
-                // Nothing is allocated in the first MiB, where boot loaders lie.
-                let what = if at == 0 && extent.start <= 1 << 20 { "reserved" } else { "unallocated" };
-                line(format_args!("{at:>16} {:>12} {what}", format_size(extent.start - at)));
-            }
+            unused_lines(at, extent.start).for_each(|unused| line(format_args!("{unused}")));
             let (kind, profile) = kind_of(extent.flags);
             let fill = extent.used.map_or_else(|| "-".to_owned(), |_| format!("{:.1}%", extent.fill() * 100.0));
             line(format_args!(
@@ -107,20 +103,28 @@ fn text_of(map: &SpaceMap) -> String {
             ));
             at = at.max(extent.start.saturating_add(extent.len));
         }
-        if device.size > at {
-            line(format_args!("{at:>16} {:>12} unallocated", format_size(device.size - at)));
-        }
+        unused_lines(at, device.size).for_each(|unused| line(format_args!("{unused}")));
         line(format_args!(""));
     }
     let FileCounts { pieces, extents, bytes } = map.all_files;
     let (nr_files, bytes) = (map.nr_files, format_size(bytes));
     line(format_args!("Files: {nr_files} with {bytes} in {extents} extents, in {pieces} pieces"));
+    if pieces == nr_files && nr_files > 0 {
+        line(format_args!("Each of these files lies in one piece"));
+    }
     for file in &map.files {
         let FileCounts { pieces, extents, bytes } = file.counts;
         let bytes = format_size(bytes);
         line(format_args!("{pieces:>10} pieces {extents:>10} extents {bytes:>12} {}", shown_file(file)));
     }
     text
+}
+
+/// The lines for a range of a device without device extents.
+fn unused_lines(start: u64, end: u64) -> impl Iterator<Item = String> {
+    let parts = [(start, end.min(RESERVED), "reserved"), (start.max(RESERVED), end, "unallocated")];
+    let parts = parts.into_iter().filter(|(start, end, _)| start < end);
+    parts.map(|(start, end, what)| format!("{start:>16} {:>12} {what}", format_size(end - start)))
 }
 
 fn json_of(map: &SpaceMap) -> Value {
@@ -134,7 +138,7 @@ fn json_of(map: &SpaceMap) -> Value {
                 "block_group": extent.logical, "block_group_length": extent.group_len, "used": extent.used,
             })
         });
-        json!({ "devid": device.devid, "size": device.size, "extents": extents.collect::<Vec<_>>() })
+        json!({ "devid": device.devid, "path": device.path, "size": device.size, "extents": extents.collect::<Vec<_>>() })
     });
     let files = map.files.iter().map(|file| {
         let mut value = counts(file.counts);

@@ -80,7 +80,7 @@ impl Picture {
         let rows = device.extents.len().div_ceil(IN_ROW).clamp(1, ROWS_MAX);
         let in_row = size.div_ceil(rows as u64).max(1);
         self.y += LINE;
-        self.text(LEFT, 13, &format!("Device {}: {}", device.devid, format_size(size)));
+        self.text(LEFT, 13, &device.title());
         self.y += GAP;
         let top = self.y;
         let y_of = |row: u64| top + row as f64 * (ROW + GAP);
