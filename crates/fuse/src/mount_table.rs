@@ -89,11 +89,13 @@ pub fn mount_point_of(image: &Path) -> Option<PathBuf> {
 /// first. The table of mounts names the device by which a filesystem was mounted, even after the device has left the
 /// filesystem. So only the server of a mount knows whether the mount uses the device.
 pub fn mount_points_of(image: &Path) -> Vec<PathBuf> {
-    let Ok(full) = std::fs::canonicalize(image) else { return Vec::new() };
+    let is_url = ubtrfs_device::is_url(image);
+    let full = if is_url { Ok(image.to_owned()) } else { std::fs::canonicalize(image) };
+    let Ok(full) = full else { return Vec::new() };
     let is_of =
         |mount: &MountInfo| mount.is_of_ubtrfs() && Path::new(&mount.source) == full && other_user_of(mount).is_none();
     let mut points: Vec<PathBuf> = mounts().into_iter().filter(is_of).map(|mount| mount.dir).collect();
-    if !points.is_empty() && ubtrfs_device::is_unlocked(&full) {
+    if !points.is_empty() && !is_url && ubtrfs_device::is_unlocked(&full) {
         return Vec::new();
     }
     points.reverse();

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use ubtrfs_device::{Access, Device, NamedDevice, is_url};
 use ubtrfs_format::clock::new_uuid;
 use ubtrfs_format::item::BlockGroupFlags;
@@ -403,7 +403,14 @@ fn fill(args: &Args, target: &MkfsTarget, device: Arc<dyn Device>, dir: &Path) -
         }
         Ok::<_, anyhow::Error>(nr_failed)
     };
-    let work = |fs: &Fs| fill(fs).with_context(|| format!("cannot copy {}", dir.shown()));
+    let work = |fs: &Fs| {
+        let filled = fill(fs).with_context(|| format!("cannot copy {}", dir.shown()));
+        filled.map_err(|error| match format!("{error:#}") {
+            // The image is removed, so nothing can be resized.
+            text if text.ends_with("no space left") => anyhow!("{text}; give a larger size with -b, or leave -b out"),
+            _ => error,
+        })
+    };
     with_devices(target.named_path(), vec![device], args.compress.clone().unwrap_or_default(), ImageUse::Write, work)
 }
 

@@ -361,6 +361,10 @@ fn not_ours(path: &Path) -> anyhow::Error {
     let shown = path.shown();
     let is_linux = rustix::fs::statfs(path).is_ok_and(|stat| u64::try_from(stat.f_type) == Ok(BTRFS_MAGIC));
     let is_file = std::fs::metadata(path).is_ok_and(|meta| !meta.is_dir());
+    if let Some(dir) = super::offline::mount_of(path).filter(|_| is_file) {
+        let dir = dir.shown();
+        return anyhow!("{shown} is an image that is mounted on {dir}; name {dir} in its place");
+    }
     match () {
         () if is_linux => {
             anyhow!(

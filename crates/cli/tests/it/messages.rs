@@ -600,6 +600,18 @@ fn an_image_alone_is_its_root_directory() {
 }
 
 #[test]
+fn a_path_in_an_image_and_a_directory_too_large_for_it_are_answered_with_a_remedy() {
+    let bed = Bed::new();
+    refused(&bed.run("inspect map a.img:/etc"), &["a.img:/etc is a path in an image", "takes the image: a.img"]);
+    fs::create_dir(bed.join("tree")).unwrap();
+    fs::write(bed.join("tree/big"), vec![1; 80 << 20]).unwrap();
+    refused(
+        &bed.run("mkfs -q -b 64M -r tree small.img"),
+        &["no space left; give a larger size with -b, or leave -b out"],
+    );
+}
+
+#[test]
 fn a_full_image_and_a_group_with_members_are_answered_with_a_remedy() {
     let bed = Bed::new();
     ok(bed.run("mkfs -q -b 64M small.img"));

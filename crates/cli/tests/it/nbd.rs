@@ -426,6 +426,8 @@ fn an_export_has_one_writer_on_this_machine() {
         refused(&ubtrfs(["ls", url]), &["is in use by pid "]);
         refused(&ubtrfs(["mkfs", "-f", url]), &["is in use by pid "]);
     }
+    // The same name is found in the table of mounts.
+    refused(&ubtrfs(["ls", &url]), &[&format!("work in {0}, or unmount it with: ubtrfs umount {0}", text(&dir))]);
     fs::write(dir.join("f"), "text").unwrap();
     done(&ubtrfs(["sync", &text(&dir)]));
     // The last commit can be read beside the writer.

@@ -203,7 +203,8 @@ impl Fs {
         let devices = running.iter().flat_map(|running| &running.about);
         let mut chosen = devices.filter(|device| devid.is_none_or(|devid| devid == device.start.devid)).peekable();
         if chosen.peek().is_none() {
-            return Err(Error::NotRunning("no scrub is running"));
+            let of_others = "no scrub of this device is running";
+            return Err(Error::NotRunning(if !running.is_empty() { of_others } else { "no scrub is running" }));
         }
         chosen.for_each(|device| device.scrub.set_limit(bytes_per_sec));
         Ok(())

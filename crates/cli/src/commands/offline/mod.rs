@@ -315,10 +315,15 @@ pub(crate) fn members_telling(
     Ok(given.iter().cloned().chain(members.found).collect())
 }
 
-/// Opens an image, a device, or an export of an NBD server. The error for an image that is in use names the process that has it open, and where it is
-/// mounted. Fails if the path is in a mount whose server is stopped.
+/// Opens an image, a device, or an export of an NBD server. The error for an image that is in use names the process that
+/// has it open, and where it is mounted. Fails if the path is in a mount whose server is stopped.
 pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<NamedDevice> {
     await_server(path)?;
+    if path.is_dir()
+        && let Some(text) = misplaced(path, &path.shown())
+    {
+        bail!(text);
+    }
     let opened = match find_device(path)? {
         Some(found) => NamedDevice::open_found(found, path, access),
         // The attempt only tells the reason, because nobody has checked a file that appears now.
@@ -339,15 +344,18 @@ pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<NamedDe
         OpenError::Locked { path, by: Some(by) } => match mount_of(path) {
             Some(dir) => {
                 let dir = dir.shown();
-                anyhow::anyhow!(
-                    "{}; use {dir} in place of the image, or unmount it with: ubtrfs umount {dir}",
-                    in_use(&error)
-                )
+                anyhow::anyhow!("{}; work in {dir}, or unmount it with: ubtrfs umount {dir}", in_use(&error))
             }
             None => match Channel::open_image(path, false).and_then(|channel| channel.image_work()) {
                 Some(work) => anyhow::anyhow!("{} is in use by {by}, which {}", path.shown(), advice(work, path)),
                 None => error.into(),
             },
+        },
+        OpenError::Missing { path } => match ImagePath::split(path.as_os_str()).filter(|at| at.image.is_file()) {
+            Some(at) => {
+                anyhow::anyhow!("{at} is a path in an image, and this command takes the image: {}", at.image.shown())
+            }
+            None => error.into(),
         },
         _ => error.into(),
     })
