@@ -73,6 +73,12 @@ enum Command {
     Qgroup(commands::qgroup::Args),
     Receive(commands::receive::Args),
     Send(commands::send::Args),
+    #[cfg(feature = "push")]
+    Push(commands::remote::push::Args),
+    #[cfg(feature = "push")]
+    Pull(commands::remote::pull::Args),
+    #[cfg(feature = "push")]
+    Remote(commands::remote::Args),
     #[command(visible_alias = "inspect-internal")]
     Inspect(commands::inspect::Args),
     Check(commands::check::Args),
@@ -98,6 +104,9 @@ enum Command {
     Diff(commands::offline::diff::Args),
     Edit(commands::script::EditArgs),
     Shell(commands::script::ShellArgs),
+    #[cfg(feature = "remote")]
+    #[command(hide = true)]
+    ServeObject(commands::object::ServeArgs),
 }
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
@@ -119,6 +128,12 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Qgroup(args) => commands::qgroup::run(args),
         Command::Receive(args) => commands::receive::run(&args),
         Command::Send(args) => commands::send::run(&args),
+        #[cfg(feature = "push")]
+        Command::Push(args) => commands::remote::push::run(&args),
+        #[cfg(feature = "push")]
+        Command::Pull(args) => commands::remote::pull::run(&args),
+        #[cfg(feature = "push")]
+        Command::Remote(args) => commands::remote::run(&args),
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Check(args) => Ok(commands::check::run(args)),
         Command::Rescue(args) => commands::rescue::run(args),
@@ -143,6 +158,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Diff(args) => Ok(commands::offline::diff::run(&args)),
         Command::Edit(args) => commands::script::run_edit(&args),
         Command::Shell(args) => commands::script::run_shell(&args),
+        #[cfg(feature = "remote")]
+        Command::ServeObject(args) => commands::object::run(&args),
     }
 }
 
@@ -168,6 +185,8 @@ pub fn main() -> ExitCode {
         return common::print_error(&error);
     }
     lift_file_size_limit();
+    #[cfg(feature = "remote")]
+    commands::object::install();
     let copies_much =
         matches!(cli.command, Command::Mkfs(_) | Command::Import(_) | Command::Export(_) | Command::Cp(_));
     // A shell on a terminal starts its commands as processes. Otherwise they may handle signals themselves.

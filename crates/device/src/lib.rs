@@ -61,6 +61,7 @@ pub use named_device::NamedDevice;
 pub use nbd_device::{NbdDevice, is_object_url, is_url};
 pub use open_error::OpenError;
 pub use stdio::{keep_files_from_children, stdin_was_closed, stdout_was_closed};
+pub use ubtrfs_nbd::{Content as NbdContent, serve as serve_nbd, set_object_opener};
 
 /// A device of fixed size with positioned I/O. Only [`Device::grow_to_end`] changes the size.
 ///

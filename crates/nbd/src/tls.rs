@@ -130,10 +130,10 @@ pub(crate) struct TlsSocket {
     /// Encrypted bytes on their way to the socket (T3).
     sending: Mutex<Vec<u8>>,
     /// Encrypted bytes that arrived.
-    incoming: Mutex<Incoming>,
+    incoming: Mutex<ArrivedBytes>,
 }
 
-struct Incoming {
+struct ArrivedBytes {
     buf: Box<[u8]>,
     /// The bytes of `buf` that the session has not taken.
     start: usize,
@@ -158,7 +158,7 @@ impl TlsSocket {
     ) -> io::Result<Self> {
         let mut session = ClientConnection::new(Arc::clone(&client.config), client.server.clone()).map_err(invalid)?;
         session.set_buffer_limit(Some(OUTGOING));
-        let incoming = Incoming { buf: vec![0; INCOMING].into_boxed_slice(), start: 0, end: 0 };
+        let incoming = ArrivedBytes { buf: vec![0; INCOMING].into_boxed_slice(), start: 0, end: 0 };
         let socket =
             Self { plain, session: Mutex::new(session), sending: Mutex::default(), incoming: Mutex::new(incoming) };
         while socket.session.lock().is_handshaking() {
@@ -220,7 +220,7 @@ impl TlsSocket {
     /// Gives arrived bytes to the session. Waits for the socket if none are left. Returns whether the stream goes on.
     fn take_arrived(&self) -> io::Result<bool> {
         let mut incoming = self.incoming.lock();
-        let Incoming { buf, start, end } = &mut *incoming;
+        let ArrivedBytes { buf, start, end } = &mut *incoming;
         if start == end {
             *start = 0;
             *end = self.plain.receive(&mut [IoSliceMut::new(buf)])?;

@@ -51,6 +51,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "ubtrfs-transaction",
         ],
     ),
+    ("ubtrfs-remote", &[]),
     ("ubtrfs-archive", &["ubtrfs-format", "ubtrfs-error", "ubtrfs-fs"]),
     (
         "ubtrfs-control",
@@ -89,6 +90,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "ubtrfs-check",
             "ubtrfs-control",
             "ubtrfs-fuse",
+            "ubtrfs-remote",
         ],
     ),
     ("ubtrfs-btrfsutil", &["ubtrfs-format", "ubtrfs-fs", "ubtrfs-control"]),

@@ -10,12 +10,16 @@ pub(crate) mod filesystem;
 pub(crate) mod inspect;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
+#[cfg(feature = "remote")]
+pub(crate) mod object;
 pub(crate) mod offline;
 pub(crate) mod place;
 pub(crate) mod property;
 pub(crate) mod qgroup;
 pub(crate) mod quota;
 pub(crate) mod receive;
+#[cfg(feature = "push")]
+pub(crate) mod remote;
 pub(crate) mod replace;
 pub(crate) mod rescue;
 pub(crate) mod script;

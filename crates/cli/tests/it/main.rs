@@ -39,6 +39,8 @@ mod mounted_image;
 mod nbd;
 mod nested_subvolumes;
 mod newcomers;
+#[cfg(feature = "remote")]
+mod object_images;
 mod offline;
 mod offline_edit;
 mod output;
@@ -50,6 +52,8 @@ mod receive_memory;
 mod receive_origins;
 mod receive_stream;
 mod remaining_mounts;
+#[cfg(feature = "push")]
+mod remote;
 mod sandbox;
 mod script;
 mod scrub;

@@ -20,7 +20,7 @@ const FAMILIES: &[(&str, &[&str])] = &[
     ("Response", &["control"]),
     // The failures of a floor, and its result: `ubtrfs_fs::Error`.
     ("Error", &["error", "fs", "ubtrfs"]),
-    ("Result", &["control", "error", "fs", "ubtrfs"]),
+    ("Result", &["control", "error", "fs", "remote", "ubtrfs"]),
 ];
 
 /// The names of the types that a source file defines outside of its tests.

@@ -395,7 +395,7 @@ fn is_served_read_only(dir: &Path) -> anyhow::Result<bool> {
 }
 
 fn apply_flags(args: &Args, config: &mut MountConfig, options: &mut MountOptions) -> anyhow::Result<()> {
-    if args.read_only {
+    if args.read_only || ubtrfs_device::is_object_url(&args.device) {
         config.read_only = true;
         options.read_only = true;
     }

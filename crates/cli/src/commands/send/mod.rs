@@ -163,7 +163,7 @@ fn answer(done: Result<ubtrfs_control::Response, CommandFailure>, targets: &[Com
 }
 
 /// Describes a subvolume. Fails unless the subvolume is read-only.
-fn snapshot(channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<SubvolumeInfo> {
+pub(crate) fn snapshot(channel: &Channel<'_>, target: &CommandTarget) -> anyhow::Result<SubvolumeInfo> {
     let info = subvolume(channel, target)?;
     if !info.flags.contains(RootFlags::RDONLY) {
         bail!(

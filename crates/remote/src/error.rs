@@ -1,0 +1,225 @@
+//! [`RemoteError`]: what failed, on which object, and what to do.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::manifest::SnapshotKey;
+
+/// A failure of work with an object store.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    /// A URL that names no store.
+    #[error("'{url}' is not a place for snapshots: {why}")]
+    Url {
+        /// The URL, without secrets.
+        url: String,
+        /// What is wrong, and what to write.
+        why: String,
+    },
+    /// A request failed, also when it was repeated.
+    #[error("cannot {verb} {object}: {cause}")]
+    Request {
+        /// `read`, `write`, `list` or `remove`.
+        verb: &'static str,
+        /// The object's name below the place in the store.
+        object: String,
+        /// The store's words, without secrets.
+        cause: String,
+        /// Whether the object does not exist.
+        is_missing: bool,
+    },
+    /// An object does not hold what it should hold.
+    #[error("{object} is damaged: {what}")]
+    Damaged {
+        /// The object's name below the place in the store.
+        object: String,
+        /// What differs.
+        what: String,
+    },
+    /// A manifest of a later version of the format.
+    #[error("{object} has version {found} of the format, and this program knows version {known}; use a newer ubtrfs")]
+    Version {
+        /// The manifest's name.
+        object: String,
+        /// Version of the manifest.
+        found: u64,
+        /// Version that this program knows.
+        known: u64,
+    },
+    /// A manifest that cannot be trusted or read with the keys at hand.
+    #[error("{object} {what}")]
+    Keys {
+        /// The manifest's name.
+        object: String,
+        /// What is wrong, and what to do.
+        what: &'static str,
+    },
+    /// A key file that cannot be used.
+    #[error("cannot use the keys: {0}")]
+    KeyFile(String),
+    /// A snapshot whose parent is not in the store.
+    #[error(
+        "snapshot {child} needs {parent}, which the store does not have; push a snapshot without it: ubtrfs push --full"
+    )]
+    NoParent {
+        /// The snapshot.
+        child: SnapshotKey,
+        /// Its parent.
+        parent: SnapshotKey,
+    },
+    /// Snapshots that are their own ancestors.
+    #[error("snapshot {0} is its own ancestor: the manifests of the store were changed")]
+    Circle(SnapshotKey),
+    /// More objects than this program takes.
+    #[error("{what} has more than {limit} {of}, the largest number that ubtrfs takes; {advice}")]
+    TooMany {
+        /// What has too many.
+        what: String,
+        /// The limit.
+        limit: usize,
+        /// What is counted.
+        of: &'static str,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// The stream could not be read or written.
+    #[error("cannot {verb} the stream: {source}")]
+    Stream {
+        /// `read` or `write`.
+        verb: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+    /// An object is not the one that was opened any more.
+    #[error("{url} has changed since it was opened; unmount it, or repeat the command")]
+    Changed {
+        /// The URL.
+        url: String,
+    },
+    /// A server sends objects only as a whole.
+    #[error("{url}: the server has no requests for ranges ({cause}); copy the image to this machine")]
+    NoRanges {
+        /// The URL.
+        url: String,
+        /// The store's words.
+        cause: String,
+    },
+    /// A request takes too long.
+    #[error("{url}: the server does not answer within {seconds} seconds; check the network")]
+    Late {
+        /// The URL.
+        url: String,
+        /// The limit.
+        seconds: u64,
+    },
+    /// A failure that several readers share.
+    #[error(transparent)]
+    Shared(Arc<RemoteError>),
+    /// The work was cancelled.
+    #[error("interrupted")]
+    Cancelled,
+    /// This machine refused something.
+    #[error("cannot {what}: {source}")]
+    Host {
+        /// What could not be done.
+        what: String,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+impl RemoteError {
+    pub(crate) fn damaged(object: impl Into<String>, what: impl Into<String>) -> Self {
+        Self::Damaged { object: object.into(), what: what.into() }
+    }
+
+    pub(crate) fn request(verb: &'static str, object: &str, cause: &object_store::Error) -> Self {
+        let is_missing = matches!(cause, object_store::Error::NotFound { .. });
+        let words = match cause {
+            object_store::Error::NotFound { .. } => "it does not exist".to_owned(),
+            object_store::Error::PermissionDenied { .. } => {
+                "the store denies it; check the rights of the credentials".to_owned()
+            }
+            object_store::Error::Unauthenticated { .. } => {
+                "the store does not accept the credentials; check the variables of the environment, such as \
+                 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                    .to_owned()
+            }
+            other => chain_text(other),
+        };
+        Self::Request { verb, object: object.to_owned(), cause: redacted(&words), is_missing }
+    }
+
+    /// Whether a repetition may succeed.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::Request { is_missing, .. } => !is_missing,
+            Self::Damaged { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Whether an object that was asked for does not exist.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Request { is_missing: true, .. })
+    }
+}
+
+/// An error with its causes that add something.
+fn chain_text(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let words = cause.to_string();
+        if !text.contains(&words) {
+            text.push_str(": ");
+            text.push_str(&words);
+        }
+        next = cause.source();
+    }
+    text.chars().take(MOST_CHARS).collect()
+}
+
+/// Removes what may be secret (P4): values of the environment's secrets, and parameters of URLs, which hold signatures.
+pub(crate) fn redacted(text: &str) -> String {
+    let is_secret = |name: &str| SECRET_WORDS.iter().any(|word| name.contains(word));
+    let secrets: Vec<String> = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, value)| is_secret(&name.to_ascii_uppercase()) && value.len() >= SHORTEST_SECRET)
+        .map(|(_, value)| value)
+        .collect();
+    without_parameters(&without(text, &secrets))
+}
+
+/// Replaces each of these words.
+fn without(text: &str, secrets: &[String]) -> String {
+    secrets.iter().fold(text.to_owned(), |text, secret| text.replace(secret, "***"))
+}
+
+/// Replaces the parameters of URLs.
+fn without_parameters(text: &str) -> String {
+    let word = |word: &str| match (word.find("://"), word.find('?')) {
+        (Some(scheme), Some(at)) if scheme < at => format!("{}?***", &word[..at]),
+        _ => word.to_owned(),
+    };
+    text.split(' ').map(word).collect::<Vec<_>>().join(" ")
+}
+
+const MOST_CHARS: usize = 600;
+/// Shorter values are no secrets, and would be found in other words.
+const SHORTEST_SECRET: usize = 6;
+/// Names of variables of the environment that hold secrets contain one of these.
+const SECRET_WORDS: [&str; 7] = ["SECRET", "TOKEN", "PASSWORD", "KEY", "SAS", "CREDENTIAL", "IDENTITY"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_do_not_appear_in_errors() {
+        let text = "GET https://host/a?sig=abc&x=1 failed with topsecret (topsecret)";
+        let shown = without_parameters(&without(text, &["topsecret".to_owned()]));
+        assert_eq!(shown, "GET https://host/a?*** failed with *** (***)");
+        assert_eq!(without_parameters("what? no http://host/"), "what? no http://host/");
+    }
+}
