@@ -18,10 +18,10 @@ use crate::error::{RemoteError, redacted};
 use crate::store::StoreUsage;
 
 /// A store, and the path in it under which the snapshots are.
-pub(crate) type Place = (Arc<dyn ObjectStore>, Path);
+pub(crate) type StorePlace = (Arc<dyn ObjectStore>, Path);
 
 /// Opens the store that a URL names.
-pub(crate) fn open(text: &str, usage: StoreUsage) -> Result<Place> {
+pub(crate) fn open(text: &str, usage: StoreUsage) -> Result<StorePlace> {
     // The URL may hold a password, so an error shows it only after this check.
     let wrong = |why: &str| RemoteError::Url { url: shown(text), why: why.to_owned() };
     let url = Url::parse(text).map_err(|_| wrong(FORMS))?;
