@@ -48,7 +48,7 @@ fn the_other_devices_of_an_image_are_found_beside_it() {
     // A device elsewhere is named by an option.
     fs::create_dir(array.path("other")).unwrap();
     fs::rename(array.path("b.img"), array.path("other/b.img")).unwrap();
-    refused(&ubtrfs(["device", "ready", &array.at("a.img")]), &["1 of the 2 devices"]);
+    refused(&ubtrfs(["device", "ready", &array.at("a.img")]), &["only 1 of its 2 devices"]);
     let device = format!("device={}", array.at("other/b.img"));
     assert_eq!(ok(ubtrfs(["ls", "-o", &device, &array.at("a.img")])), "");
 }
@@ -623,7 +623,7 @@ fn each_command_takes_the_remedies_that_it_names() {
     ] {
         ok(ubtrfs(line));
     }
-    refused(&ubtrfs(["device", "ready", &a]), &["1 of the 2 devices"]);
+    refused(&ubtrfs(["device", "ready", &a]), &["only 1 of its 2 devices"]);
     for line in [
         &["filesystem", "resize", "-o", "degraded", "+10M", &a][..],
         &["filesystem", "trim", "-o", "degraded", &a],

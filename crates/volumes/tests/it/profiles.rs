@@ -217,7 +217,8 @@ fn errors_name_missing_devices_and_missing_parity_support() {
         load_chunk_tree(&all);
         let missing = all.dev_item(ubtrfs_format::DevId(nr_devices as u64)).unwrap();
         let volumes = open(&images[..nr_devices - 1], Access::ReadOnly).unwrap();
-        let counted = format!("{} of its {nr_devices} devices were given", nr_devices - 1);
+        let were = if nr_devices == 2 { "was" } else { "were" };
+        let counted = format!("{} of its {nr_devices} devices {were} given", nr_devices - 1);
         let refusal = volumes.write_refusal().unwrap();
         assert!(refusal.contains(&counted), "before the items are known: {refusal}");
         volumes.set_dev_item(&missing).unwrap();
