@@ -420,7 +420,7 @@ pub struct Mounted {
     info: MountInfo,
 }
 
-/// What a remount changes.
+/// Which flags a remount changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemountScope {
     /// The flags of one mount.

@@ -67,7 +67,7 @@ pub(crate) enum RequestError {
 pub(crate) struct ServerError {
     /// Its number in the protocol.
     pub(crate) number: u32,
-    /// What the server says about it, for messages. May be empty.
+    /// The server's words, for messages. They may be empty.
     pub(crate) text: Box<str>,
 }
 

@@ -144,7 +144,7 @@ fn retried(mut call: impl FnMut() -> rustix::io::Result<usize>) -> io::Result<us
 pub struct Dialed {
     pub(crate) socket: PlainSocket,
     pub(crate) url: NbdUrl,
-    /// What the handshake needs for TLS, if the URL asks for it.
+    /// The certificates for the handshake, if the URL asks for TLS.
     pub(crate) tls: Option<TlsClient>,
     identity: String,
 }

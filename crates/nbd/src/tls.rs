@@ -18,7 +18,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
 use crate::dial::PlainSocket;
 
-/// What a URL says about TLS.
+/// The parameters of a URL that concern TLS.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TlsSettings {
     /// A directory with `ca-cert.pem`, and with `client-cert.pem` and `client-key.pem` if the server wants to know its
@@ -33,7 +33,7 @@ pub(crate) struct TlsSettings {
 #[error("{0}")]
 pub(crate) struct TlsSetupError(String);
 
-/// What TLS needs to know, read once. A new connection needs no files.
+/// The certificates, which are read once. A new connection needs no files.
 #[derive(Clone)]
 pub(crate) struct TlsClient {
     config: Arc<ClientConfig>,

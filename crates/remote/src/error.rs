@@ -13,7 +13,7 @@ pub enum RemoteError {
     Url {
         /// The URL, without secrets.
         url: String,
-        /// What is wrong, and what to write.
+        /// The mistake, and the form to write.
         why: String,
     },
     /// A request failed, also when it was repeated.
@@ -51,7 +51,7 @@ pub enum RemoteError {
     Keys {
         /// The manifest's name.
         object: String,
-        /// What is wrong, and what to do.
+        /// The mistake, and the remedy.
         what: &'static str,
     },
     /// A key file that cannot be used.

@@ -45,13 +45,11 @@ pub(crate) fn open(text: &str, usage: StoreUsage) -> Result<StorePlace> {
     let timeout = "300s";
     let store: Arc<dyn ObjectStore> = match url.scheme() {
         "http" | "https" if usage == StoreUsage::Object => {
-            let base = format!(
-                "{}://{}",
-                url.scheme(),
-                &text[text.find("://").map_or(0, |at| at + 3)..].split('/').next().unwrap_or_default()
-            );
             let options = ClientOptions::new().with_timeout(OBJECT_TIMEOUT).with_allow_http(true);
-            let builder = HttpBuilder::new().with_url(base).with_retry(retries()).with_client_options(options);
+            let builder = HttpBuilder::new()
+                .with_url(url.origin().ascii_serialization())
+                .with_retry(retries())
+                .with_client_options(options);
             Arc::new(builder.build().map_err(failed)?)
         }
         "s3" | "s3a" => {

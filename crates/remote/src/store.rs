@@ -72,13 +72,7 @@ impl RemoteStore {
     /// The runtime cannot be started.
     #[doc(hidden)]
     pub fn with_store(store: Arc<dyn ObjectStore>, prefix: Path, patience: Duration) -> Result<Self> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(WORKERS)
-            .thread_name("remote")
-            .enable_all()
-            .build()
-            .map_err(|source| RemoteError::Host { what: "start the threads for the store".to_owned(), source })?;
-        Ok(Self { runtime, objects: RemoteObjects { store, prefix, patience } })
+        Ok(Self { runtime: new_runtime()?, objects: RemoteObjects { store, prefix, patience } })
     }
 
     /// Lists the snapshots that have a manifest, in order of their keys. Other objects are left out.
@@ -178,6 +172,16 @@ impl RemoteStore {
     pub(crate) fn remove(&self, object: &str) -> Result<()> {
         self.runtime.block_on(self.objects.remove(object))
     }
+}
+
+/// Starts the threads that drive requests.
+pub(crate) fn new_runtime() -> Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .thread_name("remote")
+        .enable_all()
+        .build()
+        .map_err(|source| RemoteError::Host { what: "start the threads for the store".to_owned(), source })
 }
 
 /// A task that panicked or was aborted.

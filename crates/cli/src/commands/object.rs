@@ -40,17 +40,19 @@ const SECOND: &str = "UBTRFS_OBJECT_SERVER";
 /// Bytes of the line of O2 at most.
 const LINE_MAX: u64 = 4096;
 
+/// The command that reads an object.
+fn server_of(url: &str) -> anyhow::Result<Command> {
+    let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+    command.args(["serve-object", "--", url]);
+    Ok(command)
+}
+
 fn open(url: &str, patience: Duration) -> Result<UnixStream, String> {
     let opened = || -> anyhow::Result<_> {
         let (ours, theirs) = UnixStream::pair().context("cannot make a pair of sockets")?;
-        let program = std::env::current_exe().context("cannot find this program")?;
         ubtrfs_device::keep_files_from_children();
-        let mut command = Command::new(program);
-        command
-            .args(["serve-object", "--", url])
-            .stdin(OwnedFd::from(theirs))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
+        let mut command = server_of(url)?;
+        command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
         command.status().context("cannot start the process that reads the object")?;
         ours.set_read_timeout(Some(patience.max(PATIENCE)))?;
         let mut line = Vec::new();
@@ -83,9 +85,8 @@ impl NbdContent for Object {
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     if std::env::var_os(SECOND).is_none() {
-        let program = std::env::current_exe().context("cannot find this program")?;
         // Ctrl-C at a command on the terminal is not for the server, whose client decides when it ends (O1).
-        Command::new(program).args(["serve-object", "--", &args.url]).env(SECOND, "1").process_group(0).spawn()?;
+        server_of(&args.url)?.env(SECOND, "1").process_group(0).spawn()?;
         return Ok(ExitCode::SUCCESS);
     }
     let _ = rustix::process::setsid();

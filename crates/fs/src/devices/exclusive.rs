@@ -22,7 +22,7 @@ pub(crate) struct ExclusiveOperations {
     replaces: Arc<DeviceJobs<RunningReplace>>,
 }
 
-/// What a balance does that is not complete.
+/// The state of a balance that is not complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BalancePhase {
     /// It moves block groups.

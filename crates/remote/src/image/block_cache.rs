@@ -8,14 +8,14 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::RemoteError;
 
-/// CachedBlocks that follow each other, from `first` to `last`.
+/// Blocks that follow each other, from `first` to `last`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockRun {
     pub(crate) first: u64,
     pub(crate) last: u64,
 }
 
-/// CachedBlocks of one object. Each block that is marked as on its way is fetched by the caller that marked it.
+/// The blocks of one object. Each block that is marked as on its way is fetched by the caller that marked it.
 #[derive(Debug)]
 pub(crate) struct BlockCache {
     capacity: usize,
@@ -28,7 +28,7 @@ struct CachedBlocks {
     blocks: HashMap<u64, CachedBlock>,
     /// Counts uses.
     now: u64,
-    /// CachedBlocks that arrived and are kept.
+    /// How many blocks have arrived and are kept.
     nr_kept: usize,
     streams: [ReadStream; NR_STREAMS],
 }
@@ -61,14 +61,14 @@ pub(crate) struct BlockRead {
 struct ReadStream {
     /// The block that it reads next, or the one that it has not read to its end.
     next: u64,
-    /// CachedBlocks to fetch ahead.
+    /// How many blocks are fetched ahead.
     window: u64,
     used: u64,
 }
 
 /// Readers that are told apart.
 const NR_STREAMS: usize = 16;
-/// CachedBlocks that are fetched ahead at most, 4 MiB.
+/// How many blocks are fetched ahead at most: 4 MiB.
 const WINDOW_MAX: u64 = 32;
 
 impl BlockCache {
@@ -116,7 +116,7 @@ impl BlockCache {
         runs
     }
 
-    /// Notes the end of a fetch. CachedBlocks have `block_len` bytes, except for the last one.
+    /// Notes the end of a fetch. Blocks have `block_len` bytes, except for the last one.
     pub(crate) fn arrived(&self, run: BlockRun, block_len: u64, fetched: Result<Vec<u8>, Arc<RemoteError>>) {
         let mut state = self.state.lock();
         let len = usize::try_from(block_len).unwrap_or(usize::MAX);

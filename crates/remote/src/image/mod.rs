@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 
 use self::block_cache::{BlockCache, BlockRead, BlockRun};
 use crate::error::{RemoteError, redacted};
-use crate::store::StoreUsage;
+use crate::store::{StoreUsage, new_runtime};
 use crate::{Result, location};
 
 /// Bytes of a block. The last one of an object may have fewer.
@@ -37,8 +37,6 @@ const READ_TIME: Duration = Duration::from_secs(40);
 const ATTEMPTS: u32 = 4;
 /// The pause before the first repetition.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Threads that drive requests.
-const WORKERS: usize = 2;
 
 /// An object that is read as an image. Any number of threads may read.
 #[derive(Debug)]
@@ -76,12 +74,7 @@ impl RemoteImage {
     /// As [`RemoteImage::open`].
     #[doc(hidden)]
     pub fn of_store(store: Arc<dyn ObjectStore>, path: Path, url: &str) -> Result<Self> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(WORKERS)
-            .thread_name("remote-image")
-            .enable_all()
-            .build()
-            .map_err(|source| RemoteError::Host { what: "start the threads for the store".to_owned(), source })?;
+        let runtime = new_runtime()?;
         let found = runtime.block_on(async { timeout(READ_TIME, store.head(&path)).await });
         let meta = match found {
             Ok(found) => found.map_err(|error| RemoteError::request("read", url, &error))?,

@@ -94,12 +94,18 @@ impl StoreArgs {
         Ok(RemoteStore::open(&self.url, usage)?)
     }
 
-    /// Opens the store to read its snapshots. Fails unless the keys fit.
-    fn read(&self) -> anyhow::Result<(RemoteStore, Arc<RemoteKeys>, Vec<FoundSnapshot>)> {
+    /// Reads the keys. Fails if they cannot decrypt.
+    fn reading_keys(&self) -> anyhow::Result<Arc<RemoteKeys>> {
         let keys = self.keys()?;
         if !keys.can_read() {
             bail!("public keys do not decrypt; give the file with your secret key: --identity");
         }
+        Ok(keys)
+    }
+
+    /// Opens the store to read its snapshots. Fails unless the keys fit.
+    fn read(&self) -> anyhow::Result<(RemoteStore, Arc<RemoteKeys>, Vec<FoundSnapshot>)> {
+        let keys = self.reading_keys()?;
         let store = self.open(StoreUsage::Read)?;
         let found = store.snapshots()?;
         store.check_encryption(&found, &keys)?;
@@ -150,7 +156,7 @@ fn time_of(time: SnapshotTime) -> Timespec {
     Timespec { sec: time.sec, nsec: time.nsec }
 }
 
-/// What a list shows of a snapshot as JSON.
+/// Describes a snapshot as JSON.
 fn json_of(manifest: &SnapshotManifest) -> serde_json::Value {
     let key = |key: &SnapshotKey| serde_json::json!({ "uuid": key.uuid.to_string(), "ctransid": key.ctransid });
     let mut value = serde_json::json!({

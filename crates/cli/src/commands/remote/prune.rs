@@ -69,10 +69,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if rules.is_empty() {
         bail!("no rule would keep a snapshot; give at least one, such as --keep-daily 7");
     }
-    let keys = args.store.keys()?;
-    if !keys.can_read() {
-        bail!("public keys do not decrypt; give the file with your secret key: --identity");
-    }
+    let keys = args.store.reading_keys()?;
     let store = args.store.open(StoreUsage::Read)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = i64::try_from(now).unwrap_or(i64::MAX);

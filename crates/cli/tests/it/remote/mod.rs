@@ -150,7 +150,7 @@ fn snapshots_go_through_a_store_and_come_back() {
         assert_eq!(bed.ok("pull --verify URL latest b.img").lines().count(), 2);
         assert_eq!(bed.ok("pull URL wednesday b.img:/"), "the snapshot is here already\n");
         bed.check(&["monday", "tuesday", "wednesday"]);
-        // What was pulled has the identity of what was pushed.
+        // A pulled snapshot has the identity of the pushed one.
         assert_eq!(bed.ok("push b.img:/tuesday URL"), "tuesday is in the store already\n");
         // A snapshot of a pulled one is pushed as a difference.
         bed.ok("subvolume snapshot -r b.img:/wednesday b.img:/later");
@@ -470,7 +470,7 @@ pub(super) fn kill_rounds(bed: &Bed, nr_kills: usize) {
             continue;
         }
         kills += 1;
-        // What is read-only is complete.
+        // A read-only subvolume is complete.
         for name in ["one", "two"] {
             let shown = bed.run(&format!("subvolume show b.img:/{name}"));
             if String::from_utf8_lossy(&shown.stdout).contains("readonly") {

@@ -145,7 +145,7 @@ impl SourceTree {
         Ok(Self { top: path.to_vec(), beneath: Beneath::new(Arc::new(dir)) })
     }
 
-    /// The same directory, for another thread.
+    /// Returns the same directory for another thread.
     pub(super) fn again(&self) -> Self {
         Self { top: self.top.clone(), beneath: Beneath::new(Arc::clone(self.beneath.base())) }
     }
