@@ -329,9 +329,9 @@ mod tests {
             r#""force_decompress":false,"verify":false,"total_bytes":null}}}"#
         );
         let (request, _) = decode_request(text.as_bytes()).unwrap();
-        assert!(matches!(&request, Request::Receive(receive) if !receive.shares), "{request:?}");
+        assert!(matches!(&request, Request::Receive(receive) if !receive.shares && !receive.replaces), "{request:?}");
         let frame = String::from_utf8(encode_request(&request, &[]).unwrap()).unwrap();
-        assert!(!frame.contains("shares"), "{frame}");
+        assert!(!frame.contains("shares") && !frame.contains("replaces"), "{frame}");
         let done = serde_json::to_value(receive::Response::default()).unwrap();
         let fields = done.as_object().unwrap().iter().filter(|(name, _)| *name != "bytes_shared");
         let older = serde_json::Value::Object(fields.map(|(name, value)| (name.clone(), value.clone())).collect());

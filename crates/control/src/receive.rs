@@ -49,6 +49,10 @@ pub struct Request {
     /// if it is true, so that a server that does not know the field accepts all other requests.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shares: bool,
+    /// Whether to delete what a killed receive of the same stream left, and to begin again. It is sent only if it is
+    /// true, like `shares`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub replaces: bool,
     /// Length of the stream in bytes, if known, for showing the progress.
     pub total_bytes: Option<u64>,
 }
@@ -116,6 +120,7 @@ pub(crate) fn execute(context: &CommandContext<'_>, request: &Request) -> Result
         force_decompress: request.force_decompress,
         verify: request.verify,
         shares: request.shares,
+        replaces: request.replaces,
         ended: Arc::clone(&ended),
     };
     // Without a buffer, nothing after the first end command is read.

@@ -17,6 +17,9 @@
 //! - I3. A stopped subvolume is resumed only if no inode in it has changed since: no change time is later than the
 //!   mark. Only nodes of the mark's transaction and later ones are searched. Reading files changes only access times,
 //!   so it does not prevent resuming.
+//! - I4. What a killed receive left is recognized, so that a later receive may delete it: it is marked "receiving" by the
+//!   same stream. Or the program was killed after the commit that made the subvolume and before the commit of the mark:
+//!   then there is no mark, and nothing changed in the subvolume since that commit.
 
 use std::sync::Arc;
 
@@ -117,6 +120,11 @@ impl Mark {
     }
 }
 
+/// The `stransid` of a subvolume that is incomplete. With 0, the root item would not show that.
+fn first_stransid(sent: &SentSubvolume) -> Generation {
+    Generation(sent.ctransid.max(1))
+}
+
 impl Fs {
     /// Creates the subvolume that a stream will be received into, marked as incomplete (R2).
     pub(crate) fn make_incomplete(
@@ -126,8 +134,7 @@ impl Fs {
         sent: &SentSubvolume,
         parent: Option<RootId>,
     ) -> Result<RootId> {
-        // With a transid of 0, the root item would not show that the subvolume is incomplete.
-        let stransid = Generation(sent.ctransid.max(1));
+        let stransid = first_stransid(sent);
         let id = match parent {
             None => {
                 let kind = SubvolumeProperties { qgroups: &[], limit: None, stransid };
@@ -222,6 +229,42 @@ impl Fs {
             }
             _ => incomplete("it was interrupted and cannot be continued; delete it first: ubtrfs subvolume delete"),
         }
+    }
+
+    /// Finds the subvolume that a receive of the same stream left under a name when the program was killed (I4).
+    /// `receives` are the running receives.
+    pub(crate) fn leftover(
+        &self,
+        dir: InodeId,
+        name: &[u8],
+        sent: &SentSubvolume,
+        receives: &ReceivesGuard<'_>,
+    ) -> Result<Option<RootId>> {
+        let id = match self.find_subvolume(dir, name) {
+            Ok((id, _)) => id,
+            Err(Error::NotFound | Error::InvalidArgument(_)) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let item = self.engine.root_item(id)?.ok_or(Error::NotFound)?;
+        let is_incomplete = item.received_uuid.is_nil()
+            && item.rtransid.0 == 0
+            && item.stransid == first_stransid(sent)
+            && !self.subvolume(id)?.is_read_only()
+            && !receives.has(id);
+        if !is_incomplete {
+            return Ok(None);
+        }
+        let is_left = match self.getxattr(InodeId::root_of(id), INCOMPLETE_XATTR.as_bytes()) {
+            Ok(value) => Mark::decode(&value).is_some_and(|mark| mark.stopped.is_none() && mark.sent == *sent),
+            Err(Error::NoData) => {
+                self.flush_tagged(Some(id))?;
+                self.engine.commit()?;
+                let item = self.engine.root_item(id)?.ok_or(Error::NotFound)?;
+                item.generation == item.otransid
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(is_left.then_some(id))
     }
 
     /// Whether the UUID tree has room for another subvolume with this received UUID.

@@ -37,6 +37,8 @@ pub struct ReceiveOptions {
     /// Whether a failed receive keeps its subvolume, marked as incomplete, so that a later receive of the same stream
     /// resumes it.
     pub keep: bool,
+    /// Whether to delete what a killed receive of the same stream left under the name, and to begin again.
+    pub replaces: bool,
     /// Whether to decompress all data, and not to store compressed extents as they are.
     pub force_decompress: bool,
     /// Whether to verify each subvolume before it becomes complete: everything that the stream wrote is read again and
@@ -54,6 +56,7 @@ impl Default for ReceiveOptions {
             only_first: false,
             max_errors: 1,
             keep: false,
+            replaces: false,
             force_decompress: false,
             verify: false,
             shares: false,
@@ -337,6 +340,11 @@ impl ReceiveSession<'_> {
         while let Ok((id, _)) = self.fs.find_subvolume(dir, name)
             && receives.wait_for_end(id)
         {}
+        if self.options.replaces
+            && let Some(left) = self.fs.leftover(dir, name, &sent, &receives)?
+        {
+            self.fs.delete_subvolume(dir, name, Some(left))?;
+        }
         let resumed = self.fs.resumable(dir, name, &sent, self.options.keep, &receives)?;
         let (id, target) = match resumed {
             Some((id, progress)) => (id, progress),

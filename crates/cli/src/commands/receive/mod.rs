@@ -109,6 +109,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             force_decompress: args.force_decompress,
             verify: args.verify,
             shares: args.clone,
+            replaces: false,
             total_bytes: size_of_file(stream),
         });
         let bar = if args.quiet {

@@ -117,6 +117,7 @@ fn receive(
         force_decompress: false,
         verify: args.verify,
         shares: false,
+        replaces: true,
         total_bytes: Some(manifest.stream_bytes),
     });
     let (from, to) = io::pipe().context("cannot make a pipe")?;

@@ -38,6 +38,7 @@ pub(crate) fn receive() -> Request {
         force_decompress: false,
         verify: false,
         shares: false,
+        replaces: false,
         total_bytes: None,
     })
 }

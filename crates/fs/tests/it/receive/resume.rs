@@ -70,3 +70,91 @@ fn a_kept_subvolume_that_was_changed_is_not_resumed() {
     resume(&bed, &whole).unwrap();
     bed.close();
 }
+
+/// Receives the stream of `s`, and returns the images that a killed program would leave: after the commit that makes
+/// the subvolume, if it makes one, and after a commit amid the changes.
+fn leftovers(bed: &Bed, stream: &[u8]) -> Vec<Image> {
+    struct Slow<'b> {
+        bed: &'b Bed,
+        rest: &'b [u8],
+        left: Vec<Image>,
+    }
+    impl Read for Slow<'_> {
+        fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+            if self.rest.len() <= 60 && self.left.is_empty() {
+                while self.bed.find("s").is_none() {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                }
+                self.bed.fs.sync().unwrap();
+                self.left.push(Image::copy_of(self.bed.image.path()).unwrap());
+            }
+            let most = if self.rest.len() > 60 { self.rest.len() - 60 } else { self.rest.len() };
+            let len = most.min(out.len());
+            out[..len].copy_from_slice(&self.rest[..len]);
+            self.rest = &self.rest[len..];
+            Ok(len)
+        }
+    }
+    let mut made = Vec::new();
+    let mut input = Slow { bed, rest: stream, left: Vec::new() };
+    let copy = &mut |_: &ubtrfs_fs::ReceivedSubvolume| made.push(Image::copy_of(bed.image.path()).unwrap());
+    bed.fs.receive(TOP, &mut input, &ReceiveOptions::default(), &Job::new(), copy).unwrap();
+    made.append(&mut input.left);
+    made
+}
+
+#[test]
+fn what_a_killed_receive_left_is_replaced_only_on_request_and_only_by_its_own_stream() {
+    let replaces = ReceiveOptions { replaces: true, ..ReceiveOptions::default() };
+    for is_snapshot in [false, true] {
+        let bed = Bed::new();
+        let (whole, other) = match is_snapshot {
+            false => (full("s", &small_tree()), incremental_from(NEXT, "s", &[])),
+            true => (incremental("s", &small_tree_renamed()), full("s", &small_tree())),
+        };
+        if is_snapshot {
+            bed.receive(&full("s1", &small_tree())).unwrap();
+        }
+        bed.fs.sync().unwrap();
+        let (mut nr_marked, mut nr_left) = (0, 0);
+        for image in leftovers(&bed, &whole) {
+            let bed = Bed { fs: Bed::open(&image), image };
+            let Some(left) = bed.find("s") else { continue };
+            nr_left += 1;
+            let is_marked = bed.fs.getxattr(left.id, INCOMPLETE_XATTR.as_bytes()).is_ok();
+            nr_marked += u32::from(is_marked);
+            assert!(bed.fails(&whole).contains("it was interrupted"));
+            assert!(bed.receive_with(&other, &replaces).is_err());
+            assert_eq!(bed.find("s").unwrap().id, left.id);
+            if !is_marked {
+                // What somebody changed is not deleted.
+                let image = Image::copy_of(bed.image.path()).unwrap();
+                let changed = Bed { fs: Bed::open(&image), image };
+                changed.fs.create(left.id, b"mine", NewInode::file(0o644), &Caller::ROOT).unwrap();
+                assert!(changed.receive_with(&whole, &replaces).is_err());
+                assert!(changed.find("s/mine").is_some());
+                changed.close();
+            }
+            bed.receive_with(&whole, &replaces).unwrap();
+            assert_ne!(bed.find("s").unwrap().id, left.id);
+            assert!(bed.subvolume("s").flags.contains(RootFlags::RDONLY));
+            assert!(bed.receive_with(&whole, &replaces).unwrap_err().to_string().contains("exists already"));
+            // A received subvolume that became writable is its user's.
+            let id = bed.find("s").unwrap().id.root;
+            bed.fs.set_subvolume_read_only(id, false).unwrap();
+            assert!(bed.receive_with(&whole, &replaces).unwrap_err().to_string().contains("exists already"));
+            bed.close();
+        }
+        assert!(nr_marked > 0 && (!is_snapshot || nr_left > nr_marked), "{nr_left} left, {nr_marked} marked");
+        bed.close();
+    }
+}
+
+/// Changes of [`small_tree`].
+fn small_tree_renamed() -> Vec<StreamCommand<'static>> {
+    vec![
+        StreamCommand::Rename { path: b"dir", to: b"renamed" },
+        StreamCommand::Write { path: b"renamed/file", offset: 0, data: b"changed" },
+        StreamCommand::Unlink { path: b"link" },
+    ]
+}
