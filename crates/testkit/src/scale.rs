@@ -135,6 +135,7 @@ pub fn exponent(one: f64, other: f64, factor: f64) -> f64 {
 const TIB: u64 = 1 << 40;
 const GIB: u64 = 1 << 30;
 const DIR_FILES: u64 = 500;
+const WINDOW_EXTENTS: u64 = 4000;
 
 fn name_of(number: u64) -> Vec<u8> {
     format!("{number:08}").into_bytes()
@@ -223,8 +224,14 @@ fn extents(size: u64) -> Result<Stages> {
         (0..end).step_by(buf.len()).try_for_each(|at| Ok(fs.read_into(file, at, &mut buf).map(drop)?))
     })?;
     stages.run("overwrite", |fs| {
-        // In an order that is not that of the file.
-        (0..size).try_for_each(|number| fs.write_all(file, number * 7919 % size * 8192, &[9; 4096]))?;
+        // In an order that is not that of the file, within windows. In a random order over the whole file, what writeback
+        // takes at once is spread over more leaves the longer the file is, so an overwrite costs more lookups: 0.1 at
+        // 32,000 extents, 1.3 at 512,000.
+        for begin in (0..size).step_by(WINDOW_EXTENTS as usize) {
+            let len = WINDOW_EXTENTS.min(size - begin);
+            let at = |number| (begin + number * 7919 % len) * 8192;
+            (0..len).try_for_each(|number| fs.write_all(file, at(number), &[9; 4096]))?;
+        }
         Ok(fs.sync()?)
     })?;
     stages.run("clone", |fs| {

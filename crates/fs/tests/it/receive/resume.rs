@@ -82,7 +82,8 @@ fn leftovers(bed: &Bed, stream: &[u8]) -> Vec<Image> {
     impl Read for Slow<'_> {
         fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
             if self.rest.len() <= 60 && self.left.is_empty() {
-                while self.bed.find("s").is_none() {
+                let is_marked = |made: Attr| self.bed.fs.getxattr(made.id, INCOMPLETE_XATTR.as_bytes()).is_ok();
+                while !self.bed.find("s").is_some_and(is_marked) {
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }
                 self.bed.fs.sync().unwrap();
@@ -145,7 +146,8 @@ fn what_a_killed_receive_left_is_replaced_only_on_request_and_only_by_its_own_st
             assert!(bed.receive_with(&whole, &replaces).unwrap_err().to_string().contains("exists already"));
             bed.close();
         }
-        assert!(nr_marked > 0 && (!is_snapshot || nr_left > nr_marked), "{nr_left} left, {nr_marked} marked");
+        eprintln!("{nr_left} left, {nr_marked} marked");
+        assert!(nr_marked > 0, "the first commit may have the mark too, the second has it");
         bed.close();
     }
 }
