@@ -73,11 +73,11 @@ enum Command {
     Qgroup(commands::qgroup::Args),
     Receive(commands::receive::Args),
     Send(commands::send::Args),
-    #[cfg(feature = "push")]
+    #[cfg(feature = "remote")]
     Push(commands::remote::push::Args),
-    #[cfg(feature = "push")]
+    #[cfg(feature = "remote")]
     Pull(commands::remote::pull::Args),
-    #[cfg(feature = "push")]
+    #[cfg(feature = "remote")]
     Remote(commands::remote::Args),
     #[command(visible_alias = "inspect-internal")]
     Inspect(commands::inspect::Args),
@@ -128,11 +128,11 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Qgroup(args) => commands::qgroup::run(args),
         Command::Receive(args) => commands::receive::run(&args),
         Command::Send(args) => commands::send::run(&args),
-        #[cfg(feature = "push")]
+        #[cfg(feature = "remote")]
         Command::Push(args) => commands::remote::push::run(&args),
-        #[cfg(feature = "push")]
+        #[cfg(feature = "remote")]
         Command::Pull(args) => commands::remote::pull::run(&args),
-        #[cfg(feature = "push")]
+        #[cfg(feature = "remote")]
         Command::Remote(args) => commands::remote::run(&args),
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Check(args) => Ok(commands::check::run(args)),

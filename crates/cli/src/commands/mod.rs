@@ -18,7 +18,7 @@ pub(crate) mod property;
 pub(crate) mod qgroup;
 pub(crate) mod quota;
 pub(crate) mod receive;
-#[cfg(feature = "push")]
+#[cfg(feature = "remote")]
 pub(crate) mod remote;
 pub(crate) mod replace;
 pub(crate) mod rescue;

@@ -52,7 +52,7 @@ mod receive_memory;
 mod receive_origins;
 mod receive_stream;
 mod remaining_mounts;
-#[cfg(feature = "push")]
+#[cfg(feature = "remote")]
 mod remote;
 mod sandbox;
 mod script;

@@ -52,7 +52,7 @@ fn full_device(dir: &Path) -> PathBuf {
 }
 
 /// Command lines. The second value tells whether the command prints a result, so that it must fail if stdout is lost.
-const LINES: [(&str, bool); 128] = [
+const LINES: [(&str, bool); 134] = [
     ("--help", true),
     ("--version", true),
     ("help", true),
@@ -147,6 +147,12 @@ const LINES: [(&str, bool); 128] = [
     ("filesystem trim root", false),
     ("send a.img:/d", false),
     ("receive a.img", false),
+    ("push a.img:/r file://$PWD/store", true),
+    ("pull file://$PWD/store latest a.img", true),
+    ("remote list file://$PWD/store", true),
+    ("remote list --json file://$PWD/store", true),
+    ("remote verify file://$PWD/store", true),
+    ("remote prune --keep-last 1 file://$PWD/store", true),
     ("subvolume find-new a.img:/ 1", true),
     ("filesystem resize max a.img", true),
     ("filesystem defragment --json a.img:/f", true),
@@ -193,9 +199,13 @@ impl Bed {
         fs::write(bed.dir().join("root/f"), "content").unwrap();
         fs::write(bed.dir().join("root/d/g"), "content").unwrap();
         fs::write(bed.dir().join("script"), "ls :/\n").unwrap();
-        for args in
-            [&["mkfs", "-q", "-b", "128M", "-r", "root", "kept.img"][..], &["export", "-f", "a.tar", "kept.img:/"]]
-        {
+        let store = format!("file://{}/store", bed.dir().display());
+        for args in [
+            &["mkfs", "-q", "-b", "128M", "-r", "root", "kept.img"][..],
+            &["export", "-f", "a.tar", "kept.img:/"],
+            &["subvolume", "snapshot", "-r", "kept.img:/", "kept.img:/r"],
+            &["push", "-q", "kept.img:/r", &store],
+        ] {
             assert!(Command::new(PROGRAM).args(args).current_dir(bed.dir()).status().unwrap().success());
         }
         bed

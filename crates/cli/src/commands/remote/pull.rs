@@ -2,8 +2,8 @@
 //!
 //! - L1. Receive gets verified parts in order, and after a failure the input ends early. So the snapshot stays incomplete,
 //!   and receive removes it.
-//! - L2. A killed pull leaves an incomplete subvolume, which the user deletes. Complete parents stay, and are not pulled
-//!   again.
+//! - L2. A killed pull leaves an incomplete subvolume, which the next pull of the same snapshot replaces. Complete parents
+//!   stay, and are not pulled again.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -32,7 +32,7 @@ use crate::job::with_progress_by;
 #[derive(clap::Args)]
 #[command(
     after_help = "Parents that the filesystem lacks are received first. A snapshot is read-only when it is complete; if the pull \
-                  fails, the incomplete one is deleted. If a pull is killed, delete what it left, and pull again."
+                  fails, the incomplete one is deleted. If a pull is killed, the next one of the same snapshot replaces what it left."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
