@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -50,6 +51,33 @@ const TROUBLE: [[&str; 2]; 6] = [
     ["cannot open device '/dev/loop", "Device or resource busy"],
 ];
 const TROUBLED_TRIES: u32 = 100;
+
+/// Builds an example beside the program of the test that calls this, and returns its path.
+///
+/// It is built with `--workspace`, as the tests are: with `-p`, the crates would be built once more for other features. It
+/// is built without the variables that cargo sets for a test: the build script of ring runs again if they change, and then
+/// all crates above it are built again.
+pub fn build_example(name: &str) -> Result<PathBuf> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    cargo.args(["build", "-q", "--locked", "--offline", "--workspace", "--example", name]).current_dir(workspace);
+    for (variable, _) in std::env::vars_os() {
+        let text = variable.to_string_lossy();
+        if VARIABLES_OF_A_TEST.iter().any(|begin| text.starts_with(begin)) {
+            cargo.env_remove(&variable);
+        }
+    }
+    cargo.stdin(Stdio::null());
+    finish(cargo, None)?;
+    // The program of a test is in `deps`, beside `examples`.
+    let program = std::env::current_exe()?;
+    let built = program.parent().and_then(Path::parent).context("the test is in no folder")?;
+    Ok(built.join("examples").join(name))
+}
+
+/// How the names of the variables begin that cargo sets for one crate.
+const VARIABLES_OF_A_TEST: [&str; 5] =
+    ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_", "CARGO_PRIMARY_"];
 
 /// Works like `run`, with bytes for the tool's standard input.
 pub fn run_with_input<S: AsRef<OsStr>>(

@@ -405,6 +405,17 @@ fn unsafe_code_is_only_for_system_calls_and_c() {
     assert!(wrong.is_empty(), "unsafe:\n  {}", wrong.join("\n  "));
 }
 
+/// A test that runs cargo with its own environment has crates built again (`ubtrfs_testkit::build_example`).
+#[test]
+fn cargo_runs_in_one_place() {
+    let runs = |text: &str| text.contains("(\"CARGO\")") || text.contains("new(\"cargo\")");
+    let is_allowed =
+        |path: &Path| path.ends_with("testkit/src/command.rs") || path.ends_with("testkit/tests/workspace.rs");
+    let wrong: Vec<PathBuf> =
+        sources().into_iter().filter(|(path, text)| runs(text) && !is_allowed(path)).map(|(path, _)| path).collect();
+    assert!(wrong.is_empty(), "use ubtrfs_testkit::build_example: {wrong:?}");
+}
+
 #[test]
 fn every_crate_takes_the_workspaces_lints() {
     for package in metadata(false)["packages"].as_array().unwrap() {

@@ -17,11 +17,7 @@ fn workspace() -> PathBuf {
 
 /// Builds the generator of manual pages beside the program of this test, and returns their folder.
 fn built() -> PathBuf {
-    let mut cargo = Command::new(env!("CARGO"));
-    // With `--workspace`, as the tests are built: with `-p`, the crates would be built once more for other features.
-    cargo.args(["build", "--locked", "-q", "--workspace", "--example", "generate"]).current_dir(workspace());
-    let done = cargo.output().unwrap();
-    assert!(done.status.success(), "{done:?}");
+    ubtrfs_testkit::build_example("generate").unwrap();
     Path::new(env!("CARGO_BIN_EXE_ubtrfs")).parent().unwrap().to_owned()
 }
 

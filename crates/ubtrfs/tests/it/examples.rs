@@ -3,19 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Runs an example. It is built as `cargo test --workspace` builds it, so that nothing is built twice.
 fn run(example: &str, args: &[&str]) -> String {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let build = Command::new(cargo)
-        .args(["build", "-q", "--locked", "--offline", "--workspace", "--example", example])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .unwrap();
-    assert!(build.status.success(), "{example}: {}", String::from_utf8_lossy(&build.stderr));
-    // This program is in `deps`, beside `examples`.
-    let program = std::env::current_exe().unwrap();
-    let program = program.parent().and_then(Path::parent).unwrap().join("examples").join(example);
-    let output = Command::new(program).args(args).output().unwrap();
+    let output = Command::new(ubtrfs_testkit::build_example(example).unwrap()).args(args).output().unwrap();
     assert!(output.status.success(), "{example}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
