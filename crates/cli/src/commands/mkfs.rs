@@ -418,7 +418,18 @@ fn fill(args: &Args, target: &MkfsTarget, device: Arc<dyn Device>, dir: &Path) -
 fn parse_compression(text: &str) -> Result<MountOptions, String> {
     match text {
         "no" | "none" => Ok(MountOptions::default()),
-        text => MountOptions::parse(&format!("compress={text}")).map_err(|error| error.to_string()),
+        text => {
+            let options = MountOptions::parse(&format!("compress={text}")).map_err(|error| error.to_string())?;
+            // A mount brings levels into the range of the method. Here the user would not see which one was used.
+            let level =
+                text.split_once(':').and_then(|(_, level)| level.parse::<i32>().ok()).filter(|level| *level != 0);
+            match options.compress {
+                Some(used) if level.is_some_and(|level| level != used.level) => {
+                    Err("levels are 1 to 9 for zlib, -15 to 15 for zstd, and none for lzo".to_owned())
+                }
+                _ => Ok(options),
+            }
+        }
     }
 }
 
