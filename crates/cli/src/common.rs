@@ -108,11 +108,23 @@ pub(crate) fn error_text(error: &anyhow::Error) -> String {
         line.push_str(&text);
         previous = text;
     }
-    // The engine's words, when nobody has added what to do.
-    if line.ends_with("no space left") && !is_progs() {
-        line.push_str("; remove files, or make the filesystem larger: ubtrfs filesystem resize");
+    if !is_progs() {
+        line.push_str(remedy(&line));
     }
     line
+}
+
+/// What to do after an error of the engine to which nobody has added it.
+fn remedy(line: &str) -> &'static str {
+    if line.ends_with("no space left") {
+        "; remove files, or make the filesystem larger: ubtrfs filesystem resize"
+    } else if line.ends_with("disk quota exceeded") {
+        "; remove files, or raise the limit that 'ubtrfs qgroup show -r' shows: ubtrfs qgroup limit"
+    } else if line.contains("data sector: checksum is ") {
+        "; repair it from another copy: ubtrfs scrub start, or read it as it is: -o ro,rescue=ignoredatacsums"
+    } else {
+        ""
+    }
 }
 
 /// Whether a call failed because the path is in a FUSE mount whose server has ended.
@@ -212,7 +224,12 @@ pub(crate) fn print_usage(error: &clap::Error, commands: &str, tip: Option<&str>
             ExitCode::FAILURE
         }
         _ => {
-            let text = error.to_string();
+            let mut text = error.to_string();
+            if let Some(source) = std::error::Error::source(error)
+                && let Some(number) = source.downcast_ref::<std::num::ParseIntError>()
+            {
+                text = text.replace(&source.to_string(), number_problem(number));
+            }
             let mut lines: Vec<&str> = Vec::new();
             for line in text.lines().map(str::trim_end).filter(|line| !line.is_empty()) {
                 // Leave out clap's tip on passing an option as a value, because no command takes such a value.
@@ -234,6 +251,16 @@ pub(crate) fn print_usage(error: &clap::Error, commands: &str, tip: Option<&str>
             print_err(&format!("{begin}: {what}\nFor more, see: {commands} --help"));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// What is wrong with an argument that should be a number.
+fn number_problem(error: &std::num::ParseIntError) -> &'static str {
+    use std::num::IntErrorKind;
+    match error.kind() {
+        IntErrorKind::Empty => "a number is missing",
+        IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => "the number is too large",
+        _ => "this is not a whole number",
     }
 }
 

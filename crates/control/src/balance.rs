@@ -184,6 +184,10 @@ fn stopped(fs: &Fs, error: Error) -> CommandFailure {
     CommandFailure::new(Errno::CANCELED, text)
 }
 
+/// What to do if a balance finds no space.
+pub const MAKE_ROOM: &str = "free empty block groups first with -dusage=0 -musage=0, delete something, or make the filesystem larger: \
+                             ubtrfs filesystem resize, ubtrfs device add";
+
 /// Converts an error of a balance into a failure that says what to do next.
 fn told(error: Error) -> CommandFailure {
     let errno = Errno::from_raw_os_error(error.errno());
@@ -193,10 +197,9 @@ fn told(error: Error) -> CommandFailure {
             let text = text.strip_prefix("invalid argument: ").unwrap_or(&text);
             CommandFailure::new(errno, text)
         }
-        Error::Engine(EngineError::NoSpace) => CommandFailure::new(
-            errno,
-            "no space left to move block groups to; delete something, or move only groups that are half empty: -dusage=50 -musage=50",
-        ),
+        Error::Engine(EngineError::NoSpace) => {
+            CommandFailure::new(errno, format!("no space left to move block groups to; {MAKE_ROOM}"))
+        }
         other => other.into(),
     }
 }

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::print::escaped;
-use ubtrfs_fs::{ReceiveError, ReceiveOptions, ReceiveProblem, ReceivedSubvolume};
+use ubtrfs_fs::{Fs, INCOMPLETE_XATTR, InodeId, ReceiveError, ReceiveOptions, ReceiveProblem, ReceivedSubvolume};
 use ubtrfs_stream::StreamProblem;
 
 use crate::access::may_change_names;
@@ -136,7 +136,16 @@ pub(crate) fn execute(context: &CommandContext<'_>, request: &Request) -> Result
     for made in &begun {
         forget(context, made);
     }
-    let report = done.map_err(|error| failure_of(&error))?;
+    let report = done.map_err(|error| {
+        let mut failure = failure_of(&error);
+        if let Some(made) = begun.last().filter(|made| is_kept(fs, made)) {
+            let name = escaped(&made.path);
+            failure.text +=
+                &format!("; '{name}' is kept incomplete: repeat the command with the whole stream to continue");
+            failure.has_advice = true;
+        }
+        failure
+    })?;
     let subvolume = |made: ReceivedSubvolume| ReceivedDescription {
         id: made.id.0,
         path: made.path,
@@ -168,6 +177,11 @@ fn forget(context: &CommandContext<'_>, made: &ReceivedSubvolume) {
         context.host.forget_data(id);
     }
     context.host.forget_name(made.dir, name_of(made), Some(made.id));
+}
+
+/// Whether a failed receive left a subvolume that a later one can continue.
+fn is_kept(fs: &Fs, made: &ReceivedSubvolume) -> bool {
+    fs.getxattr(InodeId::root_of(made.id), INCOMPLETE_XATTR.as_bytes()).is_ok_and(|mark| mark.starts_with(b"stopped "))
 }
 
 fn name_of(made: &ReceivedSubvolume) -> &[u8] {

@@ -102,6 +102,11 @@ pub enum OpenError {
         /// The wanted access.
         access: Access,
     },
+    /// The system denies access to a directory of the path.
+    NoEntry {
+        /// The directory.
+        dir: PathBuf,
+    },
     /// A block device is smaller than requested.
     TooSmall {
         /// The device.
@@ -152,6 +157,7 @@ impl OpenError {
             | Self::WriteProtected { .. }
             | Self::SizeLimit { .. }
             | Self::Permission { .. }
+            | Self::NoEntry { .. }
             | Self::Network { .. }
             | Self::ReadOnlyExport { .. }
             | Self::Object { .. }
@@ -188,7 +194,10 @@ impl std::fmt::Display for OpenError {
             Self::Locked { path, by } => {
                 let by = by.as_deref().unwrap_or("another process");
                 let how = match by.contains(" --serve ") {
-                    true => "it serves a mount, so unmount that: ubtrfs umount DIR",
+                    true => {
+                        "it serves a mount, so unmount that: ubtrfs umount DIR; if findmnt does not show it, another mount namespace \
+                         has it: unmount it there, or end the process"
+                    }
                     false => "wait until that process ends, or end it",
                 };
                 write!(f, "{} is in use by {by}; {how}", shown(path))
@@ -247,6 +256,13 @@ impl std::fmt::Display for OpenError {
                 let what = if *access == Access::ReadOnly { "read" } else { "read and write" };
                 write!(f, "no permission to {what} {}; change its mode or owner, or run as another user", shown(path))
             }
+            Self::NoEntry { dir } => {
+                write!(
+                    f,
+                    "no permission to enter the directory {}; change its mode or owner, or run as another user",
+                    shown(dir)
+                )
+            }
             Self::TooSmall { path, len_bytes, wanted } => {
                 write!(f, "{} has {len_bytes} bytes, not {wanted}; give a smaller size", shown(path))
             }
@@ -304,7 +320,10 @@ pub(crate) fn classify(path: &Path, access: Access, source: io::Error) -> OpenEr
         _ if access == Access::ReadWrite && Errno::from_io_error(&source) == Some(Errno::PERM) => {
             OpenError::Immutable { path }
         }
-        io::ErrorKind::PermissionDenied => OpenError::Permission { path, access },
+        io::ErrorKind::PermissionDenied => match closed_directory(&path) {
+            Some(dir) => OpenError::NoEntry { dir },
+            None => OpenError::Permission { path, access },
+        },
         io::ErrorKind::ReadOnlyFilesystem => OpenError::ReadOnlyHost { path },
         io::ErrorKind::FileTooLarge => match file_size_limit() {
             Some(limit) => OpenError::SizeLimit { path, limit },
@@ -313,6 +332,13 @@ pub(crate) fn classify(path: &Path, access: Access, source: io::Error) -> OpenEr
         _ if mounted::is_busy(&source) => OpenError::Mounted { path, through: None, at: None },
         _ => OpenError::Io { path, source },
     }
+}
+
+/// The first directory of a path that this process may not enter.
+fn closed_directory(path: &Path) -> Option<PathBuf> {
+    let above: Vec<&Path> = path.ancestors().skip(1).filter(|dir| !dir.as_os_str().is_empty()).collect();
+    let is_closed = |dir: &&Path| rustix::fs::access(*dir, rustix::fs::Access::EXEC_OK) == Err(Errno::ACCESS);
+    above.into_iter().rev().find(is_closed).map(Path::to_owned)
 }
 
 /// Maximum size in bytes of a file that this process may write; `None` if there is no limit.

@@ -408,10 +408,7 @@ fn tell(report: &BalanceReportMessage, quiet: bool) -> anyhow::Result<ExitCode> 
         ));
     }
     if *without_space > 0 {
-        warn(&format!(
-            "{}; delete something, or move only groups that are half empty: -dusage=50 -musage=50",
-            without_room(*without_space)
-        ));
+        warn(&format!("{}; {}", without_room(*without_space), ubtrfs_control::balance::MAKE_ROOM));
     }
     Ok(if failures.is_empty() && *without_space == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

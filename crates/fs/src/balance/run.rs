@@ -200,9 +200,13 @@ impl Fs {
             let nr_devices = devices.iter().filter(|device| device.state.is_complete() && !device.is_seed).count();
             let needed = Profile::of(target).map_or(1, |profile| profile.devs_min);
             if nr_devices < usize::from(needed) {
-                return Err(Error::InvalidArgument(match nr_devices {
-                    1 => "with one device, block groups can only be converted to single, dup or raid0",
-                    _ => "the filesystem has too few devices for the profile to convert to",
+                return Err(Error::InvalidArgument(match (nr_devices, needed) {
+                    (1, _) => {
+                        "with one device, block groups can only be converted to single, dup or raid0; add a device first: \
+                         ubtrfs device add"
+                    }
+                    (_, ..=3) => "the profile to convert to needs 3 devices; add a device first: ubtrfs device add",
+                    _ => "the profile to convert to needs 4 devices; add devices first: ubtrfs device add",
                 }));
             }
             // Other filters choose some of the block groups, and the rest stays as it is.

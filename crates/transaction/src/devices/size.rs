@@ -77,7 +77,7 @@ impl Engine {
         }
         if wanted < DEVICE_LEN_MIN {
             return Err(Error::Refused {
-                what: format!("a device of {wanted} bytes is too small"),
+                what: format!("a device of {len_bytes} bytes is too small"),
                 hint: "give at least 32M",
             });
         }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use ubtrfs_fs::{Attr, Caller, Error, Fs, InodeId, NewInode};
 
 use super::operands::{Patterns, for_each_file};
@@ -131,7 +131,10 @@ fn make_dir(fs: &Fs, path: &ImagePath, args: &MkdirArgs) -> anyhow::Result<()> {
     let (uid, gid) = args.owner.unwrap_or_else(calling_user);
     let caller = Caller { uid, gid, umask: 0 };
     if !args.parents {
-        let (parent, name) = lookup_parent(fs, path)?;
+        let (parent, name) = lookup_parent(fs, path).map_err(|error| match error.downcast_ref() {
+            Some(Error::NotFound) => anyhow!("{error:#}; make the directories above it too with -p"),
+            _ => error,
+        })?;
         let made = fs.create(parent, name, NewInode::dir(args.mode), &caller);
         return made.map(|_| ()).with_context(|| format!("cannot make {path}"));
     }

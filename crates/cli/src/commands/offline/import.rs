@@ -158,5 +158,6 @@ fn summary(report: &ImportReport, elapsed: Duration, json: bool) -> String {
     let rate = format_size((report.bytes as f64 / seconds.max(1e-9)) as u64);
     let bytes = format_size(report.bytes);
     let failed = if report.failed == 0 { String::new() } else { format!("; {} failed", report.failed) };
-    format!("imported {} entries, {bytes} in {seconds:.2} s ({rate}/s){failed}\n", report.entries)
+    let entries = if report.entries == 1 { "1 entry".to_owned() } else { format!("{} entries", report.entries) };
+    format!("imported {entries}, {bytes} in {seconds:.2} s ({rate}/s){failed}\n")
 }

@@ -33,6 +33,10 @@ pub(super) fn tell(
         .chain(also)
         .filter_map(|devid| Some((devid, filesystem.shown(devid, record.devices.get(&devid)?, None))))
         .collect();
+    // Before the sums, which would scroll away.
+    if !is_progs() && !args.detached {
+        tell_files(report, args.read_only);
+    }
     let units = Units::default();
     if args.json {
         print_json(&json!({
@@ -60,9 +64,6 @@ pub(super) fn tell(
     }
     if !args.detached {
         tell_absent(path, filesystem);
-    }
-    if !is_progs() && !args.detached {
-        tell_files(report, args.read_only);
     }
     let mut failed = false;
     for device in &report.devices {
