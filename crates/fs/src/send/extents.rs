@@ -12,8 +12,8 @@
 //!   and is sent if it is data, even if both trees map it to the same extent. Shrinking the file rewrites the sector of
 //!   the new end, so that sector is cloned again if it was shared.
 //! - E3. Version 1 has no command that turns old data into a hole, but a hole can be cloned over it: the file is
-//!   extended by a hole, the hole is cloned into place, and the file is truncated again. Holes are cloned after all
-//!   other changes, because of E2.
+//!   extended by a hole, the hole is cloned into place, and the file is truncated again. Because of E2, holes are cloned
+//!   after all other changes, or after each [`HOLES_MAX`] holes.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -183,9 +183,15 @@ impl FileDiff {
     pub(super) fn finish(&mut self, clones: &mut Clones<'_>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
         self.set_size(clones, pipeline)?;
         self.work_until(u64::MAX, clones, pipeline)?;
+        self.settle(clones, pipeline)
+    }
+
+    /// Clones the holes so far, and gives the file its size.
+    fn settle(&mut self, clones: &mut Clones<'_>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
         self.clone_holes(clones, pipeline)?;
         if self.present != self.size {
             pipeline.command(&StreamCommand::Truncate { path: &self.path, size: self.size })?;
+            self.present = self.size;
             self.is_changed = true;
             self.share_end(clones, pipeline)?;
         }
@@ -220,7 +226,10 @@ impl FileDiff {
                 Op::Data(range, item) => self.data(range.clone(), item, clones, pipeline)?,
             }
         }
-        Ok(())
+        match self.holes.len() < HOLES_MAX {
+            true => Ok(()),
+            false => self.settle(clones, pipeline),
+        }
     }
 
     fn hole(&mut self, range: Range<u64>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
@@ -521,6 +530,8 @@ fn join(ops: &mut Vec<Op>, op: Op) {
 
 /// Maximum number of items of both trees in a window.
 const WINDOW: usize = 1024;
+/// A file in the stream's version 1 has so many holes or fewer waiting to be cloned (E3).
+const HOLES_MAX: usize = 4096;
 /// Maximum number of bytes of an extent that are read at once.
 const PIECE: u64 = 512 << 10;
 /// Mode bits of fallocate(2).
