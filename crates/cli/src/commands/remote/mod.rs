@@ -152,6 +152,11 @@ fn named<'m>(manifests: &'m [SnapshotManifest], text: &str) -> anyhow::Result<&'
     }
 }
 
+/// The number of parts in words.
+fn parts(nr: usize) -> String {
+    if nr == 1 { "1 part".to_owned() } else { format!("{nr} parts") }
+}
+
 fn time_of(time: SnapshotTime) -> Timespec {
     Timespec { sec: time.sec, nsec: time.nsec }
 }

@@ -7,7 +7,7 @@ use anyhow::bail;
 use serde_json::json;
 use ubtrfs_remote::{KeepRules, KeepWithin, PruneDecision, StoreUsage};
 
-use super::{StoreArgs, json_of, time_of};
+use super::{StoreArgs, json_of, parts, time_of};
 use crate::commands::offline::text::{printable, short_time_text};
 use crate::common::{format_size, print_json, print_out};
 
@@ -105,7 +105,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             text.push_str(&format!("{verb} {time} {name}{why}\n"));
         }
         if !plan.orphans.is_empty() {
-            text.push_str(&format!("remove {} parts of pushes that did not end\n", plan.orphans.len()));
+            text.push_str(&format!("remove {} of pushes that did not end\n", parts(plan.orphans.len())));
         }
         let freed = if args.dry_run { "would free" } else { "freed" };
         text.push_str(&format!("{freed} {}\n", format_size(plan.freed_bytes)));

@@ -21,7 +21,7 @@ use ubtrfs_remote::{FoundSnapshot, RemoteError, RemoteKeys, RemoteStore, Snapsho
 
 use super::lineage::is_same;
 use super::single_stream::SingleStream;
-use super::{StoreArgs, joined, named, readable};
+use super::{StoreArgs, joined, named, parts, readable};
 use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, ImageUse};
 use crate::commands::place::{CommandTarget, with_channel};
@@ -187,7 +187,7 @@ fn report(args: &Args, done: &[(Arc<SnapshotManifest>, Response)]) -> anyhow::Re
                 bytes => format!(", {} verified", format_size(bytes)),
             };
             let (name, bytes) = (printable(&manifest.name), format_size(manifest.stream_bytes));
-            print_out(&format!("pulled {name}: {bytes} in {} parts{verified}\n", manifest.parts.len()))?;
+            print_out(&format!("pulled {name}: {bytes} in {}{verified}\n", parts(manifest.parts.len())))?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -21,7 +21,7 @@ use ubtrfs_remote::{
 };
 
 use super::lineage::{find, is_same, key_of, parents};
-use super::{StoreArgs, joined};
+use super::{StoreArgs, joined, parts};
 use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, ImageUse};
 use crate::commands::place::{CommandTarget, with_channel};
@@ -284,10 +284,10 @@ fn report(args: &Args, manifest: &SnapshotManifest, pushed: &PushedStream) -> an
             count => format!(", {count} of them were there"),
         };
         print_out(&format!(
-            "pushed {} ({of}): {} in {} parts{resumed}, {} uploaded\n",
+            "pushed {} ({of}): {} in {}{resumed}, {} uploaded\n",
             printable(&manifest.name),
             format_size(manifest.stream_bytes),
-            manifest.parts.len(),
+            parts(manifest.parts.len()),
             format_size(pushed.uploaded_bytes),
         ))?;
     }

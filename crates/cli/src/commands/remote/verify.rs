@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::json;
 use ubtrfs_remote::{SnapshotKey, SnapshotManifest};
 
-use super::{StoreArgs, json_of, named, readable};
+use super::{StoreArgs, json_of, named, parts, readable};
 use crate::commands::offline::text::printable;
 use crate::common::{print_json, print_out};
 use crate::job::with_progress_by;
@@ -71,7 +71,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             let name = printable(&manifest.name);
             match problems.is_empty() {
                 true if args.quiet => {}
-                true => print_out(&format!("{name}: {} parts are good\n", report.nr_good))?,
+                true => {
+                    let verb = if report.nr_good == 1 { "is" } else { "are" };
+                    print_out(&format!("{name}: {} {verb} good\n", parts(report.nr_good)))?;
+                }
                 false => problems.iter().try_for_each(|problem| print_out(&format!("{name}: {problem}\n")))?,
             }
         }

@@ -152,8 +152,10 @@ fn snapshots_go_through_a_store_and_come_back() {
         bed.check(&["monday", "tuesday", "wednesday"]);
         // A pulled snapshot has the identity of the pushed one.
         assert_eq!(bed.ok("push b.img:/tuesday URL"), "tuesday is in the store already\n");
-        // A snapshot of a pulled one is pushed as a difference.
-        bed.ok("subvolume snapshot -r b.img:/wednesday b.img:/later");
+        // What was made from a pulled one is pushed as a difference.
+        bed.ok("subvolume snapshot b.img:/wednesday b.img:/work");
+        bed.ok("cp changed b.img:/work/later");
+        bed.ok("subvolume snapshot -r b.img:/work b.img:/later");
         let later = bed.json("push --json b.img:/later URL");
         assert!(later["stream_bytes"].as_u64().unwrap() < 10_000, "{later}");
     }
