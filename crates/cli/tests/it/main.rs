@@ -12,6 +12,7 @@ mod check;
 mod common;
 mod copy_as_cp;
 mod deep_directories;
+mod deploy;
 mod devices;
 mod diff;
 mod differential;
