@@ -226,7 +226,7 @@ fn an_interrupted_receive_leaves_nothing_or_can_be_continued() {
             std::thread::sleep(Duration::from_millis(20));
         }
         assert!(list().contains("\"received_uuid\": null"), "{}", list());
-        refused(&ubtrfs(["receive", "-f", &text(full.path()), &place]), &["continue it with --keep"]);
+        refused(&ubtrfs(["receive", "-f", &text(full.path()), &place]), &["continue it with receive --keep"]);
         let done = ok(ubtrfs(["receive", "--keep", "--json", "-f", &text(full.path()), &place]));
         assert!(!done.contains("\"resumed_commands\":0"), "{done}");
         chain.compare_one(0, mount.0.path()).unwrap();

@@ -18,10 +18,12 @@
 //!   mark. Only nodes of the mark's transaction and later ones are searched. Reading files changes only access times,
 //!   so it does not prevent resuming.
 //! - I4. What a killed receive left is recognized, so that a later receive may delete it: it is marked "receiving" by the
-//!   same stream. Or the program was killed after the commit that made the subvolume and before the commit of the mark:
-//!   then there is no mark, and nothing changed in the subvolume since that commit.
+//!   same stream, and no inode in it changed more than [`SLACK_SECS`] after the mark, which a receive writes again every
+//!   [`MARK_INTERVAL`]. So what somebody changed later is not deleted. Or the program was killed after the commit that made
+//!   the subvolume and before the commit of the mark: then there is no mark, and nothing changed since that commit.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ubtrfs_format::hash::crc32c_raw;
 use ubtrfs_format::item::{InodeItem, Timespec};
@@ -43,6 +45,11 @@ use crate::{Error, Fs, Result};
 /// Attribute of the root directory of a subvolume whose receive has not ended: `receiving ...` or `stopped ...`, with
 /// the UUID and transaction of the subvolume that is sent, and the number of complete commands.
 pub const INCOMPLETE_XATTR: &str = "trusted.ubtrfs.incomplete";
+
+/// How often a receive writes its mark again (I4).
+pub(super) const MARK_INTERVAL: Duration = Duration::from_secs(10);
+/// The largest time between a mark and a change by its receive (I4).
+const SLACK_SECS: i64 = 60;
 
 /// A subvolume as its stream describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,7 +232,7 @@ impl Fs {
                 Ok(Some((id, progress)))
             }
             Some(Mark { stopped: Some(_), .. }) => {
-                incomplete("continue it with --keep, or delete it first: ubtrfs subvolume delete")
+                incomplete("continue it with receive --keep, or delete it first: ubtrfs subvolume delete")
             }
             _ => incomplete("it was interrupted and cannot be continued; delete it first: ubtrfs subvolume delete"),
         }
@@ -255,7 +262,13 @@ impl Fs {
             return Ok(None);
         }
         let is_left = match self.getxattr(InodeId::root_of(id), INCOMPLETE_XATTR.as_bytes()) {
-            Ok(value) => Mark::decode(&value).is_some_and(|mark| mark.stopped.is_none() && mark.sent == *sent),
+            Ok(value) => match Mark::decode(&value) {
+                Some(mark) if mark.stopped.is_none() && mark.sent == *sent => {
+                    let sec = mark.at.sec.saturating_add(SLACK_SECS);
+                    !self.has_changed_since(id, &Mark { at: Timespec { sec, ..mark.at }, ..mark })?
+                }
+                _ => false,
+            },
             Err(Error::NoData) => {
                 self.flush_tagged(Some(id))?;
                 self.engine.commit()?;

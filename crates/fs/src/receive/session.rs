@@ -6,7 +6,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ubtrfs_format::{Generation, RootId};
 use ubtrfs_stream::{FrameHeader, Position, StreamCommand, StreamPath, parse};
@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::apply::CurrentSubvolume;
 use super::error::{ReceiveError, ReceiveProblem};
-use super::incomplete::{ReceiveProgress, SentSubvolume};
+use super::incomplete::{MARK_INTERVAL, ReceiveProgress, SentSubvolume};
 use super::input::{ApplierRoom, CommandBatch, NR_BATCHES, Room, read_all};
 use super::joined::JoinedCommands;
 use super::origin::OriginRole;
@@ -136,6 +136,7 @@ impl Fs {
             receiving: None,
             sources: HashMap::new(),
             last: None,
+            marked: Instant::now(),
             report: ReceiveReport::default(),
             made,
         };
@@ -161,6 +162,8 @@ pub(crate) struct ReceiveSession<'s> {
     /// The last complete subvolume, and the transaction that makes it durable. This subvolume is often the parent of
     /// the next one.
     last: Option<(Generation, SentSubvolume, RootId)>,
+    /// When the current subvolume was marked.
+    marked: Instant,
     pub(crate) report: ReceiveReport,
     made: &'s mut dyn FnMut(&ReceivedSubvolume),
 }
@@ -212,6 +215,7 @@ impl ReceiveSession<'_> {
             let Some((header, bytes)) = frames.next() else { break };
             if turn % COMMANDS_PER_CHECK == 0 {
                 job.check().map_err(Error::from)?;
+                self.refresh_mark()?;
             }
             let command = parse(header, bytes)?;
             match self.step_joined(header, &command, frames.clone())? {
@@ -222,6 +226,16 @@ impl ReceiveSession<'_> {
         let len = batch.len_bytes() as u64;
         self.report.nr_bytes = self.report.nr_bytes.saturating_add(len);
         job.advance(len);
+        Ok(())
+    }
+
+    /// Marks the current subvolume again if its mark is old (I4 of [`super::incomplete`]).
+    fn refresh_mark(&mut self) -> Result<(), ReceiveError> {
+        let Some(current) = &self.current else { return Ok(()) };
+        if self.marked.elapsed() >= MARK_INTERVAL {
+            self.fs.set_mark(current.made.id, &current.sent, None)?;
+            self.marked = Instant::now();
+        }
         Ok(())
     }
 
@@ -343,7 +357,10 @@ impl ReceiveSession<'_> {
         if self.options.replaces
             && let Some(left) = self.fs.leftover(dir, name, &sent, &receives)?
         {
-            self.fs.delete_subvolume(dir, name, Some(left))?;
+            let hint =
+                "it cannot be deleted, such as for a subvolume in it; delete that first: ubtrfs subvolume delete";
+            let kept = |_| ReceiveProblem::Incomplete { name: name.to_vec(), hint };
+            self.fs.delete_subvolume(dir, name, Some(left)).map_err(kept)?;
         }
         let resumed = self.fs.resumable(dir, name, &sent, self.options.keep, &receives)?;
         let (id, target) = match resumed {
@@ -364,6 +381,7 @@ impl ReceiveSession<'_> {
             }
         };
         self.receiving = Some(receives.begin(id));
+        self.marked = Instant::now();
         let made = ReceivedSubvolume {
             id,
             dir,

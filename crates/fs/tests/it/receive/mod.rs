@@ -342,7 +342,7 @@ fn a_kept_subvolume_is_marked_and_resumed_at_every_command() {
             // Keep the incomplete subvolume: the next, longer prefix of the stream resumes this receive.
             continue;
         }
-        assert!(bed.fails(&whole).contains("continue it with --keep"));
+        assert!(bed.fails(&whole).contains("continue it with receive --keep"));
         // A stream with other commands for the same subvolume is refused, unless no command was applied yet.
         if !mark.starts_with(b"stopped commands=0 ") {
             let other = bed.receive_with(&incremental("s2", &changes[1..]), &keep).unwrap_err().to_string();

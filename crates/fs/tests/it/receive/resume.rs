@@ -127,11 +127,14 @@ fn what_a_killed_receive_left_is_replaced_only_on_request_and_only_by_its_own_st
             assert!(bed.fails(&whole).contains("it was interrupted"));
             assert!(bed.receive_with(&other, &replaces).is_err());
             assert_eq!(bed.find("s").unwrap().id, left.id);
-            if !is_marked {
+            {
                 // What somebody changed is not deleted.
                 let image = Image::copy_of(bed.image.path()).unwrap();
                 let changed = Bed { fs: Bed::open(&image), image };
-                changed.fs.create(left.id, b"mine", NewInode::file(0o644), &Caller::ROOT).unwrap();
+                let mine = changed.fs.create(left.id, b"mine", NewInode::file(0o644), &Caller::ROOT).unwrap();
+                let later = Timespec { sec: mine.ctime.sec + 120, ..mine.ctime };
+                let set = ubtrfs_fs::SetAttr { ctime: Some(later), ..ubtrfs_fs::SetAttr::default() };
+                changed.fs.setattr(mine.id, &set, &Caller::ROOT).unwrap();
                 assert!(changed.receive_with(&whole, &replaces).is_err());
                 assert!(changed.find("s/mine").is_some());
                 changed.close();
