@@ -199,7 +199,11 @@ impl SourceTree {
     /// The target of a symbolic link.
     pub(super) fn read_link(&self, path: &[u8]) -> anyhow::Result<Vec<u8>> {
         let (dir, name) = self.place(path)?;
-        Ok(rustix::fs::readlinkat(&*dir, name, Vec::new())?.into_bytes())
+        match rustix::fs::readlinkat(&*dir, name, Vec::new()) {
+            // It is no link any more.
+            Err(Errno::INVAL) => bail!(REPLACED),
+            target => Ok(target?.into_bytes()),
+        }
     }
 
     /// The extended attributes of a file.
