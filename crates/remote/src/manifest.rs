@@ -172,8 +172,8 @@ pub(crate) fn sum(bytes: &[u8]) -> Sum {
 impl PartRecord {
     /// The name of the part's object below `parts/KEY/`.
     pub(crate) fn object(&self, index: usize) -> String {
-        let name = PartName { index, tag: self.tag, zstd: self.zstd, stored_sha256: self.stored_sha256 };
-        name.to_string()
+        let Self { tag, zstd, stored_sha256, stored_bytes, .. } = *self;
+        PartName { index, tag, zstd, stored_sha256, stored_bytes }.to_string()
     }
 }
 
@@ -184,12 +184,13 @@ pub(crate) struct PartName {
     pub(crate) tag: PartTag,
     pub(crate) zstd: bool,
     pub(crate) stored_sha256: Sum,
+    pub(crate) stored_bytes: u64,
 }
 
 impl Display for PartName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let coding = if self.zstd { ZSTD } else { RAW };
-        write!(f, "{:08}-{}-{coding}-{}", self.index, self.tag, self.stored_sha256)
+        write!(f, "{:08}-{}-{coding}-{}-{}", self.index, self.tag, self.stored_sha256, self.stored_bytes)
     }
 }
 
@@ -208,6 +209,7 @@ impl FromStr for PartName {
                 _ => return Err(()),
             },
             stored_sha256: next()?.parse().map_err(drop)?,
+            stored_bytes: next()?.parse().map_err(drop)?,
         };
         if name.to_string() == text { Ok(name) } else { Err(()) }
     }

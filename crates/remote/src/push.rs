@@ -52,8 +52,8 @@ pub struct PushedStream {
     pub uploaded_bytes: u64,
 }
 
-/// The parts of a snapshot that a store has, with their sizes.
-type Existing = HashMap<(usize, PartTag), (PartName, u64)>;
+/// The parts of a snapshot that a store has whole.
+type Existing = HashMap<(usize, PartTag), PartName>;
 
 /// An upload that runs. Returns the record of its part, and whether it was uploaded before.
 type Upload = JoinHandle<Result<(PartRecord, bool)>>;
@@ -141,8 +141,12 @@ impl RemoteStore {
     /// The parts that earlier pushes of the snapshot left.
     fn existing(&self, key: &SnapshotKey) -> Result<Existing> {
         let listed = self.part_objects(Some(key))?;
-        let named = listed.into_iter().filter_map(|object| Some((object.name.parse::<PartName>().ok()?, object.bytes)));
-        Ok(named.map(|(name, bytes)| ((name.index, name.tag), (name, bytes))).collect())
+        let named = listed.into_iter().filter_map(|object| {
+            let name = object.name.parse::<PartName>().ok()?;
+            // A part that was cut is uploaded again.
+            (name.stored_bytes == object.bytes).then_some(((name.index, name.tag), name))
+        });
+        Ok(named.collect())
     }
 }
 
@@ -169,18 +173,18 @@ async fn upload(
 }
 
 /// The record of a part that the store has (U2). `None` if its size or checksum cannot be right.
-fn old_part(part: &PlainPart, (name, stored_bytes): &(PartName, u64), keys: &RemoteKeys) -> Option<PartRecord> {
+fn old_part(part: &PlainPart, name: &PartName, keys: &RemoteKeys) -> Option<PartRecord> {
     let bytes = part.bytes.len() as u64;
     let is_plain = !name.zstd && !keys.encrypts();
     let may_be = match is_plain {
-        true => *stored_bytes == bytes && name.stored_sha256 == part.sha256,
-        false => (1..=most_stored(bytes)).contains(stored_bytes),
+        true => name.stored_bytes == bytes && name.stored_sha256 == part.sha256,
+        false => (1..=most_stored(bytes)).contains(&name.stored_bytes),
     };
     may_be.then_some(PartRecord {
         bytes,
         sha256: part.sha256,
         zstd: name.zstd,
-        stored_bytes: *stored_bytes,
+        stored_bytes: name.stored_bytes,
         stored_sha256: name.stored_sha256,
         tag: part.tag,
     })
