@@ -195,6 +195,11 @@ fn derived(purpose: &[u8], identity: &x25519::Identity) -> [u8; 32] {
 }
 
 fn read(path: &Path) -> Result<SecretString> {
+    // Whoever gives the key in place of its file does not want to see it in a log.
+    if path.as_os_str().as_encoded_bytes().to_ascii_uppercase().starts_with(b"AGE-SECRET-KEY-") {
+        let what = "give the file that has the secret key, not the key: other users see the arguments of programs";
+        return Err(RemoteError::KeyFile(what.to_owned()));
+    }
     let text = std::fs::read_to_string(path);
     let failed = |source| RemoteError::Host { what: format!("read the keys in {}", path.display()), source };
     Ok(SecretString::from(text.map_err(failed)?))
