@@ -2,22 +2,28 @@
 //!
 //! - B1. A read takes memory for at most the expected number of bytes, whatever the store sends.
 //! - B2. A list ends at a limit.
+//! - B3. In a directory, only regular files are opened.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{GetResultPayload, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
+use tokio::time::timeout;
 
 use crate::Result;
 use crate::error::RemoteError;
+use crate::store::broken;
 
 /// The objects below a path in a store.
 #[derive(Clone, Debug)]
 pub(crate) struct RemoteObjects {
     pub(crate) store: Arc<dyn ObjectStore>,
     pub(crate) prefix: Path,
+    /// The directory, if the store is one of this machine.
+    pub(crate) directory: Option<PathBuf>,
     /// How long the first repetition waits. Each later one waits longer.
     pub(crate) patience: Duration,
 }
@@ -43,9 +49,15 @@ impl RemoteObjects {
         self.repeated("write", object, || async { self.store.put(&path, payload.clone()).await.map(drop) }).await
     }
 
+    /// Writes a small object. A store that does not answer is not waited for as long as for a part.
+    pub(crate) async fn put_small(&self, object: &str, bytes: Vec<u8>) -> Result<()> {
+        timeout(SILENCE, self.put(object, bytes)).await.unwrap_or_else(|_| Err(silent()))
+    }
+
     /// Reads an object that has at most `most` bytes (B1).
     pub(crate) async fn get(&self, object: &str, most: u64) -> Result<Vec<u8>> {
         let path = self.path(object);
+        self.refuse_special_file(object, &path).await?;
         let read = self.repeated("read", object, || async {
             let found = self.store.get(&path).await?;
             if found.meta.size > most || found.range.end.saturating_sub(found.range.start) > most {
@@ -82,6 +94,17 @@ impl RemoteObjects {
         read.await?.ok_or_else(larger)
     }
 
+    /// Refuses an object of a directory that is no regular file. Opening a pipe waits for a writer, without an end.
+    async fn refuse_special_file(&self, object: &str, path: &Path) -> Result<()> {
+        let Some(file) = self.directory.as_ref().map(|directory| directory.join(path.as_ref())) else { return Ok(()) };
+        // A file that does not exist is reported by the read.
+        let is_special = move || std::fs::metadata(file).is_ok_and(|meta| !meta.is_file() && !meta.is_dir());
+        match tokio::task::spawn_blocking(is_special).await.map_err(broken)? {
+            true => Err(RemoteError::damaged(object, "it is no regular file")),
+            false => Ok(()),
+        }
+    }
+
     /// Removes an object. An object that does not exist counts as removed.
     pub(crate) async fn remove(&self, object: &str) -> Result<()> {
         let path = self.path(object);
@@ -96,14 +119,20 @@ impl RemoteObjects {
     pub(crate) async fn list(&self, folder: &str, limit: usize) -> Result<Vec<ListedObject>> {
         let path = self.path(folder);
         let listed = self.repeated("list", folder, || async {
-            let found: Vec<ObjectMeta> =
-                self.store.list(Some(&path)).take(limit.saturating_add(1)).try_collect().await?;
-            Ok(found)
+            let mut found: Vec<ObjectMeta> = Vec::new();
+            let mut objects = self.store.list(Some(&path)).take(limit.saturating_add(1));
+            loop {
+                match timeout(SILENCE, objects.next()).await {
+                    Ok(Some(object)) => found.push(object?),
+                    Ok(None) => return Ok(Some(found)),
+                    Err(_) => return Ok(None),
+                }
+            }
         });
         let listed = match listed.await {
             // A directory that does not exist has no files.
             Err(error) if error.is_missing() => return Ok(Vec::new()),
-            listed => listed?,
+            listed => listed?.ok_or_else(silent)?,
         };
         if listed.len() > limit {
             let advice = "use several prefixes";
@@ -146,6 +175,11 @@ impl RemoteObjects {
     }
 }
 
+/// The error of a store that does not answer.
+fn silent() -> RemoteError {
+    RemoteError::Late { url: "the store".to_owned(), seconds: SILENCE.as_secs() }
+}
+
 /// Whether a repetition would fail too.
 fn is_final(error: &object_store::Error) -> bool {
     use object_store::Error;
@@ -161,5 +195,7 @@ fn is_final(error: &object_store::Error) -> bool {
     )
 }
 
+/// How long a store may be silent in a list, or when a small object is written.
+const SILENCE: Duration = Duration::from_secs(60);
 /// How often a request is made.
 const ATTEMPTS: u32 = 6;

@@ -1,5 +1,6 @@
 //! [`RemoteStore`]: one place in an object store, and the snapshots that it has.
 
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +35,7 @@ pub enum StoreUsage {
 /// A place in an object store.
 #[derive(Debug)]
 pub struct RemoteStore {
-    pub(crate) runtime: Runtime,
+    pub(crate) runtime: StoreThreads,
     pub(crate) objects: RemoteObjects,
 }
 
@@ -57,7 +58,9 @@ impl RemoteStore {
     /// The URL names no store, the environment lacks what the store needs, or a directory does not exist.
     pub fn open(url: &str, usage: StoreUsage) -> Result<Self> {
         let (store, prefix) = location::open(url, usage)?;
-        Self::with_store(store, prefix, PATIENCE)
+        let mut opened = Self::with_store(store, prefix, PATIENCE)?;
+        opened.objects.directory = Self::directory(url);
+        Ok(opened)
     }
 
     /// Returns the directory of this machine that a URL names; `None` if it names another store.
@@ -72,7 +75,10 @@ impl RemoteStore {
     /// The runtime cannot be started.
     #[doc(hidden)]
     pub fn with_store(store: Arc<dyn ObjectStore>, prefix: Path, patience: Duration) -> Result<Self> {
-        Ok(Self { runtime: new_runtime()?, objects: RemoteObjects { store, prefix, patience } })
+        Ok(Self {
+            runtime: StoreThreads::start()?,
+            objects: RemoteObjects { store, prefix, directory: None, patience },
+        })
     }
 
     /// Lists the snapshots that have a manifest, in order of their keys. Other objects are left out.
@@ -174,14 +180,38 @@ impl RemoteStore {
     }
 }
 
-/// Starts the threads that drive requests.
-pub(crate) fn new_runtime() -> Result<Runtime> {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(WORKERS)
-        .thread_name("remote")
-        .enable_all()
-        .build()
-        .map_err(|source| RemoteError::Host { what: "start the threads for the store".to_owned(), source })
+/// The threads that drive requests. When this is dropped, it does not wait for a thread that is inside of a file
+/// operation: a directory on a server that does not answer would stop the program.
+#[derive(Debug)]
+pub(crate) struct StoreThreads(Option<Runtime>);
+
+impl StoreThreads {
+    pub(crate) fn start() -> Result<Self> {
+        let started = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(WORKERS)
+            .thread_name("remote")
+            .enable_all()
+            .build();
+        let failed = |source| RemoteError::Host { what: "start the threads for the store".to_owned(), source };
+        Ok(Self(Some(started.map_err(failed)?)))
+    }
+}
+
+impl Deref for StoreThreads {
+    type Target = Runtime;
+
+    #[allow(clippy::expect_used, reason = "only `drop` takes the runtime")]
+    fn deref(&self) -> &Runtime {
+        self.0.as_ref().expect("the threads run")
+    }
+}
+
+impl Drop for StoreThreads {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// A task that panicked or was aborted.

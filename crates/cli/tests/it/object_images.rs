@@ -26,6 +26,8 @@ struct Manners {
     version: AtomicU64,
     /// Sends the whole content for any range.
     ignores_ranges: AtomicBool,
+    /// Sends the content of any version, whatever version is asked for.
+    ignores_conditions: AtomicBool,
     /// Every third request fails: in turn with a status, with a connection that is closed amid the content.
     is_flaky: AtomicBool,
     /// Closes all connections at once.
@@ -112,10 +114,11 @@ fn serve(mut socket: &TcpStream, root: &Path, manners: &Manners) -> Option<()> {
             Some((start.parse::<u64>().ok()?, end.parse::<u64>().ok()?.min(len.saturating_sub(1))))
         });
         let range = range.filter(|_| !manners.ignores_ranges.load(Ordering::Relaxed));
+        let checks = !manners.ignores_conditions.load(Ordering::Relaxed);
         let (status, start, end) = match (&file, range) {
             (None, _) => ("404 Not Found", 0, 0),
             _ if is_failing && number.is_multiple_of(2) => ("503 Service Unavailable", 0, 0),
-            _ if header("if-match").is_some_and(|wanted| wanted != tag) => ("412 Precondition Failed", 0, 0),
+            _ if checks && header("if-match").is_some_and(|wanted| wanted != tag) => ("412 Precondition Failed", 0, 0),
             (Some(_), Some((start, end))) => ("206 Partial Content", start, end + 1),
             (Some(_), None) => ("200 OK", 0, len),
         };
@@ -212,7 +215,10 @@ fn a_mount_of_a_large_image_reads_a_few_mib() {
     ok(ubtrfs(["mount", &url, &text(&dir)]));
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 2);
     server.manners.version.fetch_add(1, Ordering::Relaxed);
-    assert!(fs::read(dir.join("large")).is_err());
+    for ignores_conditions in [true, false] {
+        server.manners.ignores_conditions.store(ignores_conditions, Ordering::Relaxed);
+        assert!(fs::read(dir.join("large")).is_err());
+    }
     server.manners.version.fetch_sub(1, Ordering::Relaxed);
     // So they do while the server is away, and no longer.
     server.manners.is_away.store(true, Ordering::Relaxed);

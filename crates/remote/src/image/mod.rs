@@ -17,12 +17,11 @@ use std::time::{Duration, Instant};
 use futures_util::TryStreamExt;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt};
-use tokio::runtime::Runtime;
 use tokio::time::{sleep, timeout};
 
 use self::block_cache::{BlockCache, BlockRead, BlockRun};
 use crate::error::{RemoteError, redacted};
-use crate::store::{StoreUsage, new_runtime};
+use crate::store::{StoreThreads, StoreUsage};
 use crate::{Result, location};
 
 /// Bytes of a block. The last one of an object may have fewer.
@@ -41,7 +40,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// An object that is read as an image. Any number of threads may read.
 #[derive(Debug)]
 pub struct RemoteImage {
-    runtime: Runtime,
+    runtime: StoreThreads,
     object: Arc<ObjectVersion>,
     cache: Arc<BlockCache>,
 }
@@ -53,6 +52,9 @@ struct ObjectVersion {
     path: Path,
     url: String,
     size_bytes: u64,
+    /// The tag, and the time of the last change, when it was opened.
+    tag: Option<String>,
+    modified: i64,
     options: GetOptions,
 }
 
@@ -74,17 +76,25 @@ impl RemoteImage {
     /// As [`RemoteImage::open`].
     #[doc(hidden)]
     pub fn of_store(store: Arc<dyn ObjectStore>, path: Path, url: &str) -> Result<Self> {
-        let runtime = new_runtime()?;
+        let runtime = StoreThreads::start()?;
         let found = runtime.block_on(async { timeout(READ_TIME, store.head(&path)).await });
         let meta = match found {
             Ok(found) => found.map_err(|error| RemoteError::request("read", url, &error))?,
             Err(_) => return Err(late(url)),
         };
-        // A weak tag cannot be compared (RFC 9110, 13.1.1).
-        let tag = meta.e_tag.filter(|tag| !tag.starts_with("W/"));
-        let unmodified = Some(meta.last_modified).filter(|_| tag.is_none());
-        let options = GetOptions { if_match: tag, if_unmodified_since: unmodified, ..GetOptions::default() };
-        let object = ObjectVersion { store, path, url: url.to_owned(), size_bytes: meta.size, options };
+        // A server does not compare a weak tag (RFC 9110, 13.1.1).
+        let strong = meta.e_tag.clone().filter(|tag| !tag.starts_with("W/"));
+        let unmodified = Some(meta.last_modified).filter(|_| strong.is_none());
+        let options = GetOptions { if_match: strong, if_unmodified_since: unmodified, ..GetOptions::default() };
+        let object = ObjectVersion {
+            store,
+            path,
+            url: url.to_owned(),
+            size_bytes: meta.size,
+            tag: meta.e_tag,
+            modified: meta.last_modified.timestamp(),
+            options,
+        };
         Ok(Self { runtime, object: Arc::new(object), cache: Arc::new(BlockCache::new(CACHE_BLOCKS)) })
     }
 
@@ -177,7 +187,12 @@ impl ObjectVersion {
         };
         let options = GetOptions { range: Some(GetRange::Bounded(start..end)), ..self.options.clone() };
         let found = self.store.get_opts(&self.path, options).await.map_err(failed)?;
-        if found.range != (start..end) || found.meta.size != self.size_bytes {
+        // Simple servers ignore the conditions of a request.
+        let is_same = match (&self.tag, &found.meta.e_tag) {
+            (Some(tag), Some(now)) => tag == now,
+            _ => found.meta.last_modified.timestamp() == self.modified,
+        };
+        if !is_same || found.range != (start..end) || found.meta.size != self.size_bytes {
             return Err(RemoteError::Changed { url: self.url.clone() });
         }
         let mut bytes = Vec::with_capacity(len);
