@@ -115,6 +115,20 @@ pub enum RemoteError {
     /// A failure that several readers share.
     #[error(transparent)]
     Shared(Arc<RemoteError>),
+    /// Other work in the store excludes this.
+    #[error(
+        "another push or prune works in the store ({object}, {seconds} seconds old); repeat the command when it has ended. If it \
+         was killed, its mark counts for ten minutes"
+    )]
+    Busy {
+        /// The mark of the other work.
+        object: String,
+        /// Age of the mark.
+        seconds: i64,
+    },
+    /// Too much time passed without a sign of this work in the store.
+    #[error("the store was not reached for minutes, so others may have changed it meanwhile; repeat the command")]
+    Away,
     /// The work was cancelled.
     #[error("interrupted")]
     Cancelled,
@@ -140,12 +154,12 @@ impl RemoteError {
             object_store::Error::PermissionDenied { .. } => {
                 "the store denies it; check the rights of the credentials".to_owned()
             }
-            object_store::Error::Unauthenticated { .. } => {
-                "the store does not accept the credentials; check the variables of the environment, such as \
-                 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-                    .to_owned()
+            object_store::Error::Unauthenticated { .. } => NOT_ACCEPTED.to_owned(),
+            other => {
+                let text = chain_text(other);
+                let known = KNOWN.iter().find(|(part, _)| text.contains(part));
+                known.map_or(text, |(_, words)| (*words).to_owned())
             }
-            other => chain_text(other),
         };
         Self::Request { verb, object: object.to_owned(), cause: redacted(&words), is_missing }
     }
@@ -205,6 +219,27 @@ fn without_parameters(text: &str) -> String {
     text.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }
 
+const NOT_ACCEPTED: &str = "the store does not accept the credentials; check the variables of the environment, such as \
+                            AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
+
+/// Parts of errors of common mistakes, and the words for them.
+const KNOWN: [(&str, &str); 6] = [
+    ("SignatureDoesNotMatch", NOT_ACCEPTED),
+    ("InvalidAccessKeyId", NOT_ACCEPTED),
+    ("NoSuchBucket", "the bucket does not exist; make it first, or check the URL"),
+    // The service of a cloud that gives credentials to its own machines.
+    (
+        "169.254.169.254",
+        "there are no credentials; set those of your store in the environment, such as AWS_ACCESS_KEY_ID and \
+         AWS_SECRET_ACCESS_KEY",
+    ),
+    ("metadata.google.internal", "there are no credentials; let GOOGLE_SERVICE_ACCOUNT name the file with them"),
+    (
+        "URL scheme is not allowed",
+        "its endpoint is not encrypted (http); to use it nevertheless, set AWS_ALLOW_HTTP=true",
+    ),
+];
+
 const MOST_CHARS: usize = 600;
 /// Shorter values are no secrets, and would be found in other words.
 const SHORTEST_SECRET: usize = 6;
@@ -214,6 +249,14 @@ const SECRET_WORDS: [&str; 7] = ["SECRET", "TOKEN", "PASSWORD", "KEY", "SAS", "C
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn common_mistakes_have_words_of_their_own() {
+        let source = "403 Forbidden: <?xml><Code>SignatureDoesNotMatch</Code>".into();
+        let error = object_store::Error::Generic { store: "S3", source };
+        let shown = RemoteError::request("list", "snapshots", &error).to_string();
+        assert!(shown.starts_with("cannot list snapshots: the store does not accept the credentials"), "{shown}");
+    }
 
     #[test]
     fn secrets_do_not_appear_in_errors() {

@@ -16,6 +16,7 @@
 //! | `store`     | [`RemoteStore`]: one place in a store, and the snapshots that it has                           |
 //! | `manifest`  | the description of a snapshot in a store; its bytes and its checks                             |
 //! | `keys`      | encryption, seals, and the tags by which an interrupted push finds its parts                   |
+//! | `marks`     | which pushes and prunes work in a store, so that they do not harm each other                   |
 //! | `packing`   | one part between a stream and a store                                                          |
 //! | `push`      | uploads a stream, in parallel                                                                  |
 //! | `pull`      | downloads a stream, in parallel and in order                                                   |
@@ -39,6 +40,7 @@ mod image;
 mod keys;
 mod location;
 mod manifest;
+mod marks;
 mod objects;
 mod packing;
 mod prune;
@@ -53,6 +55,7 @@ pub use error::RemoteError;
 pub use image::RemoteImage;
 pub use keys::RemoteKeys;
 pub use manifest::{PartRecord, SnapshotKey, SnapshotManifest, SnapshotTime};
+pub use marks::{StoreMark, StoreWork};
 pub use prune::{PruneDecision, PrunePlan};
 pub use push::{PushOptions, PushedStream};
 pub use retention::{KeepRules, KeepWithin};

@@ -4,9 +4,12 @@
 //! - D2. The manifest of a snapshot is removed before its parts, and before the manifest of its parent. So a prune that
 //!   ends early leaves no snapshot without its parts or its parent.
 //! - D3. Nothing is removed if a manifest cannot be read, because it may need any snapshot.
-//! - D4. Parts without a manifest may belong to a push that runs. They are removed only if they are old.
+//! - D4. Parts without a manifest may belong to a push that was interrupted and will be continued. They are removed only if
+//!   they are old. A push that runs excludes a prune ([`crate::StoreMark`]).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::PathBuf;
+use std::time::UNIX_EPOCH;
 
 use futures_util::{TryStreamExt, stream};
 use uuid::Uuid;
@@ -43,10 +46,19 @@ pub struct PrunePlan {
     pub decisions: Vec<PruneDecision>,
     /// Parts of pushes that did not end, and their bytes.
     pub orphans: Vec<(String, u64)>,
+    /// Files of a directory that were being written when a push was killed. A list does not show them.
+    unfinished: Vec<PathBuf>,
     /// Parts of snapshots that go.
     parts: Vec<String>,
     /// Bytes that become free.
     pub freed_bytes: u64,
+}
+
+impl PrunePlan {
+    /// Number of parts of pushes that did not end.
+    pub fn nr_orphans(&self) -> usize {
+        self.orphans.len().saturating_add(self.unfinished.len())
+    }
 }
 
 impl RemoteStore {
@@ -80,7 +92,32 @@ impl RemoteStore {
             }
             plan.freed_bytes = plan.freed_bytes.saturating_add(object.bytes);
         }
+        for (file, bytes) in self.unfinished_files(orphans_before) {
+            plan.unfinished.push(file);
+            plan.freed_bytes = plan.freed_bytes.saturating_add(bytes);
+        }
         Ok(plan)
+    }
+
+    /// The files that crate object_store names `PART#NUMBER` while it writes them, if they are older than `before`.
+    fn unfinished_files(&self, before: i64) -> Vec<(PathBuf, u64)> {
+        let Some(parts) = self.objects.directory.as_ref().map(|directory| directory.join(PARTS)) else {
+            return Vec::new();
+        };
+        let entries = |dir: &PathBuf| std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let snapshots = entries(&parts).map(|entry| entry.path());
+        let mut found = Vec::new();
+        for entry in snapshots.flat_map(|dir| entries(&dir).collect::<Vec<_>>()) {
+            let name = entry.file_name();
+            let is_part = |text: &str| text.split_once('#').is_some_and(|(part, _)| part.parse::<PartName>().is_ok());
+            let Ok(meta) = entry.metadata() else { continue };
+            let modified = meta.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            let is_old = modified.is_some_and(|time| i64::try_from(time.as_secs()).is_ok_and(|sec| sec < before));
+            if name.to_str().is_some_and(is_part) && meta.is_file() && is_old {
+                found.push((entry.path(), meta.len()));
+            }
+        }
+        found
     }
 
     /// Does what a plan says (D2).
@@ -109,6 +146,10 @@ impl RemoteStore {
                 gone.remove(&key);
                 self.remove(&manifest_object(&key, keys.encrypts()))?;
             }
+        }
+        for file in &plan.unfinished {
+            let removed = std::fs::remove_file(file);
+            removed.map_err(|source| RemoteError::Host { what: format!("remove {}", file.display()), source })?;
         }
         let objects = plan.parts.iter().chain(plan.orphans.iter().map(|(object, _)| object));
         let removals = stream::iter(objects.map(|object| Ok(self.objects.remove(object))));

@@ -1,6 +1,6 @@
 //! Prunes: what stays, what goes, and in which order.
 
-use ubtrfs_remote::KeepRules;
+use ubtrfs_remote::{KeepRules, StoreWork};
 
 use super::*;
 
@@ -58,4 +58,22 @@ fn a_snapshot_that_is_pushed_meanwhile_stops_a_prune() {
     let error = bed.store.prune(&plan, &bed.keys).unwrap_err().to_string();
     assert!(error.contains("meanwhile"), "{error}");
     assert_eq!(bed.store.snapshots().unwrap().len(), 3);
+}
+
+#[test]
+fn pushes_work_beside_pushes_and_prunes_alone() {
+    let bed = Bed::plain();
+    let (one, other) = (bed.store.begin(StoreWork::Push).unwrap(), bed.store.begin(StoreWork::Push).unwrap());
+    let error = bed.store.begin(StoreWork::Prune).unwrap_err();
+    assert!(matches!(&error, RemoteError::Busy { object, .. } if object.starts_with("marks/push-")), "{error}");
+    one.check().unwrap();
+    drop((one, other));
+    let prune = bed.store.begin(StoreWork::Prune).unwrap();
+    for work in [StoreWork::Push, StoreWork::Prune] {
+        let error = bed.store.begin(work).unwrap_err();
+        assert!(matches!(&error, RemoteError::Busy { object, .. } if object.starts_with("marks/prune-")), "{error}");
+    }
+    drop(prune);
+    bed.store.begin(StoreWork::Push).unwrap();
+    assert!(bed.inner.paths("").is_empty(), "each removes its mark");
 }

@@ -77,13 +77,19 @@ impl StoreArgs {
     fn keys(&self) -> anyhow::Result<Arc<RemoteKeys>> {
         let KeyArgs { identity, recipients_file, recipient, unsealed } = &self.keys;
         let or_default = |files: &[PathBuf], variable: &str| match std::env::var_os(variable) {
-            Some(file) if files.is_empty() && !file.is_empty() => vec![PathBuf::from(file)],
-            _ => files.to_vec(),
+            // Otherwise a mistake in a script would push everything in the clear.
+            Some(file) if file.is_empty() => bail!("the variable {variable} is empty; unset it, or let it name a file"),
+            Some(file) if files.is_empty() => Ok(vec![PathBuf::from(file)]),
+            _ => Ok(files.to_vec()),
         };
-        let identities = or_default(identity, "UBTRFS_IDENTITY_FILE");
-        let recipients = or_default(recipients_file, "UBTRFS_RECIPIENTS_FILE");
+        let identities = or_default(identity, "UBTRFS_IDENTITY_FILE")?;
+        let recipients = or_default(recipients_file, "UBTRFS_RECIPIENTS_FILE")?;
         let keys = RemoteKeys::from_files(&identities, &recipients, recipient)?;
         Ok(Arc::new(keys.with_unsealed(*unsealed)))
+    }
+
+    fn is_directory(&self) -> bool {
+        RemoteStore::directory(&self.url).is_some()
     }
 
     fn open(&self, usage: StoreUsage) -> anyhow::Result<RemoteStore> {
@@ -129,7 +135,7 @@ fn readable(store: &RemoteStore, keys: &RemoteKeys, found: &[FoundSnapshot]) -> 
     (manifests, nr_bad)
 }
 
-/// Finds the snapshot that a user means: by `latest`, its name, its UUID, or the form `UUID-TRANSACTION`.
+/// Finds the snapshot that a user means, which must be readable: by `latest`, its name, its UUID, or the form `UUID-TRANSACTION`.
 fn named<'m>(manifests: &'m [SnapshotManifest], text: &str) -> anyhow::Result<&'m SnapshotManifest> {
     let is_meant = |manifest: &&SnapshotManifest| {
         manifest.name == text.as_bytes()
@@ -137,12 +143,15 @@ fn named<'m>(manifests: &'m [SnapshotManifest], text: &str) -> anyhow::Result<&'
             || manifest.key.uuid.to_string() == text.to_ascii_lowercase()
     };
     if text == "latest" && !manifests.iter().any(|manifest| manifest.name == b"latest") {
-        return manifests.first().ok_or_else(|| anyhow!("the store has no snapshots"));
+        return manifests.first().ok_or_else(|| anyhow!("no snapshot in the store can be read"));
     }
     let meant: Vec<&SnapshotManifest> = manifests.iter().filter(is_meant).collect();
     match &meant[..] {
         [one] => Ok(one),
-        [] => bail!("the store has no snapshot {}; list them with: ubtrfs remote list", printable(text.as_bytes())),
+        [] => bail!(
+            "the store has no readable snapshot {}; list them with: ubtrfs remote list",
+            printable(text.as_bytes())
+        ),
         [first, ..] => bail!(
             "the store has {} snapshots {}; name one of them by its UUID, such as {}",
             meant.len(),
@@ -151,6 +160,9 @@ fn named<'m>(manifests: &'m [SnapshotManifest], text: &str) -> anyhow::Result<&'
         ),
     }
 }
+
+/// The message about a store without snapshots, such as that of a wrong URL.
+const NO_SNAPSHOTS: &str = "the store has no snapshots; check the URL, or push one: ubtrfs push";
 
 /// The number of parts in words.
 fn parts(nr: usize) -> String {

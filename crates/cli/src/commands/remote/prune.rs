@@ -5,9 +5,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
 use serde_json::json;
-use ubtrfs_remote::{KeepRules, KeepWithin, PruneDecision, StoreUsage};
+use ubtrfs_remote::{KeepRules, KeepWithin, PruneDecision, SnapshotKey, StoreUsage, StoreWork};
 
-use super::{StoreArgs, json_of, parts, time_of};
+use super::{NO_SNAPSHOTS, StoreArgs, json_of, parts, time_of};
 use crate::commands::offline::text::{printable, short_time_text};
 use crate::common::{format_size, print_json, print_out};
 
@@ -71,6 +71,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let keys = args.store.reading_keys()?;
     let store = args.store.open(StoreUsage::Read)?;
+    let _mark = if args.dry_run { None } else { Some(store.begin(StoreWork::Prune)?) };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = i64::try_from(now).unwrap_or(i64::MAX);
     let plan = store.plan_prune(&keys, &rules, now.saturating_sub(i64::from(args.orphans) * 3600))?;
@@ -87,25 +88,32 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         };
         print_json(&json!({
             "snapshots": plan.decisions.iter().map(decision).collect::<Vec<_>>(),
-            "orphan_parts": plan.orphans.len(),
+            "orphan_parts": plan.nr_orphans(),
             "freed_bytes": plan.freed_bytes,
             "dry_run": args.dry_run,
         }))?;
     } else if !args.quiet {
         let mut text = String::new();
+        let name_of = |key: SnapshotKey| {
+            let found = plan.decisions.iter().find(|decision| decision.manifest.key == key);
+            found.map_or_else(|| key.to_string(), |decision| printable(&decision.manifest.name))
+        };
         for decision in &plan.decisions {
             let (time, name) =
                 (short_time_text(time_of(decision.manifest.created)), printable(&decision.manifest.name));
             let why = match (&decision.reasons[..], decision.needed_by) {
                 ([], None) => String::new(),
-                ([], Some(by)) => format!("  needed by {by}"),
+                ([], Some(by)) => format!("  needed by {}", name_of(by)),
                 (reasons, _) => format!("  {}", reasons.join(", ")),
             };
             let verb = if decision.stays() { "keep  " } else { "remove" };
             text.push_str(&format!("{verb} {time} {name}{why}\n"));
         }
-        if !plan.orphans.is_empty() {
-            text.push_str(&format!("remove {} of pushes that did not end\n", parts(plan.orphans.len())));
+        if plan.decisions.is_empty() {
+            text.push_str(&format!("{NO_SNAPSHOTS}\n"));
+        }
+        if plan.nr_orphans() > 0 {
+            text.push_str(&format!("remove {} of pushes that did not end\n", parts(plan.nr_orphans())));
         }
         let freed = if args.dry_run { "would free" } else { "freed" };
         text.push_str(&format!("{freed} {}\n", format_size(plan.freed_bytes)));

@@ -21,7 +21,7 @@ use ubtrfs_remote::{FoundSnapshot, RemoteError, RemoteKeys, RemoteStore, Snapsho
 
 use super::lineage::is_same;
 use super::single_stream::SingleStream;
-use super::{StoreArgs, joined, named, parts, readable};
+use super::{NO_SNAPSHOTS, StoreArgs, joined, named, parts, readable};
 use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, ImageUse};
 use crate::commands::place::{CommandTarget, with_channel};
@@ -95,7 +95,7 @@ fn target(
         return Ok(store.manifest(found, keys)?);
     }
     if found.is_empty() {
-        bail!("the store has no snapshots; check the URL, or push one: ubtrfs push");
+        bail!("{NO_SNAPSHOTS}");
     }
     let (manifests, _) = readable(store, keys, found);
     named(&manifests, &args.snapshot).cloned()

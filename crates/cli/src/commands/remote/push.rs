@@ -2,6 +2,7 @@
 //!
 //! - Q1. The manifest is written after the send has ended without an error and all its bytes are in the store. So a
 //!   push that fails, is interrupted or killed leaves no snapshot, and the same command continues it.
+//!   A prune does not run beside a push, so the parts and the parent stay until then.
 //! - Q2. A parent never has the snapshot among its own parents.
 
 use std::io::{self, Read};
@@ -12,12 +13,13 @@ use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
+use rustix::fs::Mode;
 use serde_json::json;
 use ubtrfs_control::{Channel, Request as AnyRequest, Response, send};
 use ubtrfs_fs::SubvolumeInfo;
 use ubtrfs_remote::{
     FoundSnapshot, PushOptions, PushedStream, RemoteError, RemoteKeys, RemoteStore, SnapshotKey, SnapshotManifest,
-    SnapshotTime, StoreUsage, chain_of,
+    SnapshotTime, StoreUsage, StoreWork, chain_of,
 };
 
 use super::lineage::{find, is_same, key_of, parents};
@@ -84,22 +86,33 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         bail!("{subvolume} and {parent} are not in the same filesystem; name paths in one mount or one image");
     }
     let keys = args.store.keys()?;
+    if args.store.is_directory() {
+        // The snapshot has files that only their owners may read, so others may not read the store.
+        rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    }
     let store = args.store.open(StoreUsage::Write)?;
+    let mark = store.begin(StoreWork::Push)?;
     let found = store.snapshots()?;
     store.check_encryption(&found, &keys)?;
     with_channel(&args.subvolume, &args.image, ImageUse::Read, |channel| {
         let info = snapshot(channel, &args.subvolume)?;
-        let name = info.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_vec();
+        let name = name_of(&info).to_vec();
         if name.is_empty() || info.uuid.is_nil() {
             bail!("{} has no name or no UUID; push a snapshot of it", args.subvolume);
         }
         let is_again = args.again || args.full || args.parent.is_some();
         if let Some(old) = find(&info, &found).filter(|_| !is_again) {
+            if keys.can_read() {
+                let manifest = store.manifest(old, &keys);
+                manifest
+                    .context("the snapshot is in the store, but cannot be read; to push it once more, add --again")?;
+            }
             return already_there(args, &name, &old.key);
         }
         let key = key_of(&info);
         let parent = choose_parent(args, channel, &store, &keys, &info, &found)?;
         let pushed = upload(args, channel, &store, &keys, &info, parent.as_ref().map(|(info, _)| info))?;
+        let since = parent.as_ref().map(|(info, _)| printable(name_of(info)));
         let parent = parent.map(|(_, key)| key);
         if let Some(parent) = parent
             && !store.snapshots()?.iter().any(|found| found.key == parent)
@@ -120,9 +133,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             part_bytes: args.part_size,
             parts: pushed.parts.clone(),
         };
+        mark.check()?;
         store.put_manifest(&manifest, &keys).context("all parts are in the store, but not their manifest")?;
-        report(args, &manifest, &pushed)
+        report(args, &manifest, &pushed, since.as_deref(), keys.encrypts())
     })
+}
+
+/// The last name of a snapshot's path.
+fn name_of(info: &SubvolumeInfo) -> &[u8] {
+    info.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 
 /// Chooses the snapshot from which the difference is pushed: that of `-p`, or the newest one that both sides have and
@@ -270,25 +289,33 @@ fn already_there(args: &Args, name: &[u8], key: &SnapshotKey) -> anyhow::Result<
     Ok(ExitCode::SUCCESS)
 }
 
-fn report(args: &Args, manifest: &SnapshotManifest, pushed: &PushedStream) -> anyhow::Result<ExitCode> {
+fn report(
+    args: &Args,
+    manifest: &SnapshotManifest,
+    pushed: &PushedStream,
+    since: Option<&str>,
+    is_encrypted: bool,
+) -> anyhow::Result<ExitCode> {
     if args.json {
         let mut value = super::json_of(manifest);
         value["was_there"] = false.into();
+        value["encrypted"] = is_encrypted.into();
         value["uploaded_bytes"] = pushed.uploaded_bytes.into();
         value["resumed_parts"] = pushed.nr_resumed.into();
         print_json(&value)?;
     } else if !args.quiet {
-        let of = manifest.parent.map_or("whole".to_owned(), |parent| format!("since {parent}"));
+        let of = since.map_or("whole".to_owned(), |parent| format!("since {parent}"));
         let resumed = match pushed.nr_resumed {
             0 => String::new(),
             count => format!(", {count} of them were there"),
         };
         print_out(&format!(
-            "pushed {} ({of}): {} in {}{resumed}, {} uploaded\n",
+            "pushed {} ({of}): {} in {}{resumed}, {} uploaded{}\n",
             printable(&manifest.name),
             format_size(manifest.stream_bytes),
             parts(manifest.parts.len()),
             format_size(pushed.uploaded_bytes),
+            if is_encrypted { ", encrypted" } else { "" },
         ))?;
     }
     Ok(ExitCode::SUCCESS)

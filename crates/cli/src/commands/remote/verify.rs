@@ -7,9 +7,9 @@ use std::sync::Arc;
 use serde_json::json;
 use ubtrfs_remote::{SnapshotKey, SnapshotManifest};
 
-use super::{StoreArgs, json_of, named, parts, readable};
+use super::{NO_SNAPSHOTS, StoreArgs, json_of, named, parts, readable};
 use crate::commands::offline::text::printable;
-use crate::common::{print_json, print_out};
+use crate::common::{print_json, print_out, warn};
 use crate::job::with_progress_by;
 
 /// Read snapshots in a store again, and compare them with their checksums
@@ -42,6 +42,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         true => manifests.iter().collect(),
         false => args.snapshots.iter().map(|name| named(&manifests, name)).collect::<Result<_, _>>()?,
     };
+    if found.is_empty() && !args.quiet && !args.json {
+        print_out(&format!("{NO_SNAPSHOTS}\n"))?;
+    }
     let present: HashSet<SnapshotKey> = found.iter().map(|found| found.key).collect();
     let total = chosen.iter().map(|manifest| manifest.stream_bytes).sum();
     let bar = match args.quiet {
@@ -82,6 +85,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     })?;
     if args.json {
         print_json(&json!({ "snapshots": results, "unreadable_manifests": nr_bad }))?;
+    }
+    if nr_wrong > 0 && !args.json {
+        warn("a snapshot that is still in a filesystem is mended by pushing it once more: ubtrfs push --again");
     }
     Ok(if nr_wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

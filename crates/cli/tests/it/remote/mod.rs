@@ -7,6 +7,7 @@
 mod s3;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -133,6 +134,9 @@ fn snapshots_go_through_a_store_and_come_back() {
         bed.snapshot("wednesday");
         assert!(bed.ok("push --part-size 1M a.img:/monday URL").starts_with("pushed monday (whole): "));
         assert_eq!(bed.ok("push a.img:/monday URL"), "monday is in the store already\n");
+        // Whoever may not read the filesystem may not read its copy.
+        let mode = fs::metadata(bed.objects("parts").remove(0)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o77, 0, "{mode:o}");
         let tuesday = bed.json("push --json --part-size 1M a.img:/tuesday URL");
         assert!(tuesday["stream_bytes"].as_u64().unwrap() < 100_000, "only the difference: {tuesday}");
         assert!(tuesday["parent"].is_object());
@@ -302,6 +306,11 @@ fn keys_must_fit_and_secrets_are_not_printed() {
     refused(&bed.run("push a.img:/tuesday URL"), &["is encrypted; give the file with your secret key: --identity"]);
     refused(&bed.run("pull URL monday b.img"), &["is encrypted"]);
     refused(&bed.run("pull -i a.img URL monday b.img"), &["cannot read the keys in a.img"]);
+    let output = bed.command("push a.img:/tuesday URL").env("UBTRFS_IDENTITY_FILE", "").output().unwrap();
+    refused(&output, &["UBTRFS_IDENTITY_FILE is empty"]);
+    let key = bed.run("pull -i AGE-SECRET-KEY-1ABC URL monday b.img");
+    refused(&key, &["give the file that has the secret key"]);
+    assert!(!String::from_utf8_lossy(&key.stderr).contains("1ABC"));
     refused(&bed.run("pull -i tree/small URL monday b.img"), &["AGE-SECRET-KEY-1..."]);
     let output = bed.run("pull -i other URL monday b.img");
     assert!(String::from_utf8_lossy(&output.stderr).contains("is encrypted for other keys"));
@@ -400,6 +409,94 @@ fn one_percent_of_changes_moves_at_most_one_and_a_half() {
     bed.make_destination();
     bed.ok("pull -q URL two b.img");
     bed.check(&["one", "two"]);
+}
+
+#[test]
+fn a_prune_does_not_run_beside_a_push() {
+    let bed = Bed::new();
+    bed.make_source(100_000);
+    bed.snapshot("monday");
+    bed.snapshot("tuesday");
+    bed.ok("push -q a.img:/monday URL");
+    // The marks of programs that run elsewhere, or were killed.
+    let mark = |name: &str| {
+        let path = bed.path("store/marks").join(name);
+        fs::write(&path, "").unwrap();
+        path
+    };
+    let push = mark("push-one");
+    refused(
+        &bed.run("remote prune --keep-last 1 URL"),
+        &["another push or prune works", "marks/push-one", "ten minutes"],
+    );
+    bed.ok("remote prune -n --keep-last 1 URL");
+    bed.ok("push -q a.img:/tuesday URL");
+    let prune = mark("prune-one");
+    refused(&bed.run("push --full a.img:/tuesday URL"), &["marks/prune-one"]);
+    // A mark that nobody writes again counts no more.
+    let old = std::time::SystemTime::now() - Duration::from_secs(660);
+    for path in [push, prune] {
+        fs::File::options().write(true).open(path).unwrap().set_modified(old).unwrap();
+    }
+    bed.ok("push -q --full a.img:/tuesday URL");
+    bed.ok("remote prune -q --keep-last 1 URL");
+    assert_eq!(bed.objects("marks").len(), 2, "each command removes its own");
+}
+
+#[test]
+fn a_push_takes_no_part_that_was_cut_and_no_manifest_that_cannot_be_read() {
+    let bed = Bed::new();
+    bed.make_source(4 << 20);
+    bed.snapshot("monday");
+    bed.ok("push -q --part-size 1M a.img:/monday URL");
+    // As after a push that was interrupted.
+    let manifest = bed.objects("snapshots").remove(0);
+    fs::remove_file(&manifest).unwrap();
+    let part = bed.objects("parts").remove(1);
+    fs::File::options().write(true).open(&part).unwrap().set_len(1000).unwrap();
+    assert_eq!(bed.json("push --json --part-size 1M a.img:/monday URL")["resumed_parts"], 4);
+    bed.ok("remote verify -q URL");
+    bed.make_destination();
+    bed.ok("pull -q URL monday b.img");
+    bed.check(&["monday"]);
+    fs::write(&manifest, "").unwrap();
+    refused(&bed.run("push a.img:/monday URL"), &["is damaged", "add --again"]);
+    bed.ok("push -q --again a.img:/monday URL");
+    bed.ok("remote verify -q URL");
+}
+
+#[test]
+fn a_prune_removes_what_a_killed_push_was_writing() {
+    let bed = Bed::new();
+    bed.make_source(100_000);
+    bed.snapshot("monday");
+    bed.ok("push -q a.img:/monday URL");
+    let part = bed.objects("parts").remove(0);
+    let old = PathBuf::from(format!("{}#1", text(&part)));
+    fs::write(&old, "half").unwrap();
+    assert_eq!(bed.json("remote prune --json --keep-last 1 URL")["orphan_parts"], 0, "it is young");
+    let days_ago = std::time::SystemTime::now() - Duration::from_secs(2 * 86_400);
+    fs::File::options().write(true).open(&old).unwrap().set_modified(days_ago).unwrap();
+    assert_eq!(bed.json("remote prune --json --keep-last 1 URL")["orphan_parts"], 1);
+    assert!(!old.exists() && part.exists());
+    bed.ok("remote verify -q URL");
+}
+
+#[test]
+fn a_pipe_in_the_place_of_a_part_is_named_and_not_opened() {
+    if !capability::program("mkfifo") {
+        return;
+    }
+    let bed = Bed::new();
+    bed.make_source(1 << 20);
+    bed.snapshot("monday");
+    bed.ok("push -q --part-size 256K a.img:/monday URL");
+    bed.make_destination();
+    let part = bed.objects("parts").pop().unwrap();
+    fs::remove_file(&part).unwrap();
+    ok(Command::new("mkfifo").arg(&part).output().unwrap());
+    refused(&bed.run("pull URL monday b.img"), &["is damaged: it is no regular file"]);
+    bed.check(&[]);
 }
 
 /// Starts a command and kills it after this time, unless it ends before. Returns whether it succeeded.
