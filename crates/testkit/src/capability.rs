@@ -3,8 +3,9 @@
 //!
 //! I1. With `CI=true`, nothing is skipped, because an oracle that did not run is a failure.
 
-use std::path::Path;
-use std::sync::OnceLock;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::command::run;
 use crate::{Image, LoopMount};
@@ -121,6 +122,32 @@ pub fn python_with(module: &str) -> Option<String> {
     let problem = || format!("no Python has it; install python3-{module}");
     answer(&format!("Python's module {module}"), &found.map(drop).ok_or_else(problem));
     found.map(str::to_owned)
+}
+
+/// Makes a virtual environment of Python with packages from PyPI in `dir`, or finds it there. Returns its interpreter;
+/// `None` if the environment cannot be made.
+///
+/// # Panics
+/// In CI, if it cannot be made.
+pub fn python_environment(dir: &Path, packages: &[&str]) -> Option<PathBuf> {
+    static MAKING: Mutex<()> = Mutex::new(());
+    let _one = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let python = dir.join("bin/python");
+    // Written last, so an interrupted environment is made again.
+    let mark = dir.join("complete");
+    let wanted = packages.join(" ");
+    let program = python.to_string_lossy();
+    let make = || -> anyhow::Result<()> {
+        if std::fs::read_to_string(&mark).is_ok_and(|made| made == wanted) && run(&program, ["--version"]).is_ok() {
+            return Ok(());
+        }
+        run("python3", [OsStr::new("-m"), OsStr::new("venv"), OsStr::new("--clear"), dir.as_os_str()])?;
+        let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+        run(&program, install.iter().chain(packages))?;
+        Ok(std::fs::write(&mark, &wanted)?)
+    };
+    let made = make().map_err(|error| format!("{error:#}"));
+    answer(&format!("python3 with venv, and PyPI or its packages {wanted}"), &made).then_some(python)
 }
 
 /// The kernel's release, for messages.

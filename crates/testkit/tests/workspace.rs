@@ -94,6 +94,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("ubtrfs-btrfsutil", &["ubtrfs-format", "ubtrfs-fs", "ubtrfs-control"]),
+    ("ubtrfs-python", &["ubtrfs"]),
     ("ubtrfs-bench", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-fs", "ubtrfs-control", "ubtrfs-fuse"]),
     (
         "ubtrfs-testkit",

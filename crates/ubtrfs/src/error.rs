@@ -49,6 +49,8 @@ enum Reason {
     Device(#[from] ubtrfs_device::OpenError),
     #[error(transparent)]
     Host(#[from] io::Error),
+    #[error(transparent)]
+    Receive(#[from] ubtrfs_fs::ReceiveError),
     /// An error of an archive with its causes, and the errno of the first cause that has one.
     #[cfg(feature = "import")]
     #[error("{text}")]
@@ -82,6 +84,7 @@ impl Error {
 
         let errno = match &self.0.reason {
             Reason::Filesystem(error) => return error.errno(),
+            Reason::Receive(error) => return errno_of_receive(&error.problem),
             #[cfg(feature = "import")]
             Reason::Archive { errno, .. } => return errno.unwrap_or(Errno::INVAL.raw_os_error()),
             Reason::Device(OpenError::Io { source, .. }) | Reason::Host(source) => {
@@ -114,6 +117,23 @@ impl Error {
     }
 }
 
+/// The error number for the reason why a stream was not received.
+fn errno_of_receive(problem: &ubtrfs_fs::ReceiveProblem) -> i32 {
+    use ubtrfs_fs::ReceiveProblem as Problem;
+    let errno = match problem {
+        Problem::Fs(error) => return error.errno(),
+        Problem::NoParent { .. } | Problem::NoCloneSource { .. } => Errno::NOENT,
+        Problem::Writable { .. } => Errno::PERM,
+        Problem::TooMany { .. } => Errno::OVERFLOW,
+        Problem::Exists(_) | Problem::Incomplete { .. } => Errno::EXIST,
+        Problem::InProgress(_) => Errno::BUSY,
+        Problem::Differs { .. } => Errno::IO,
+        Problem::NotSupported(_) => Errno::OPNOTSUPP,
+        Problem::Stream(_) | Problem::Path(_) | Problem::NotFollowed { .. } | Problem::Order(_) => Errno::INVAL,
+    };
+    errno.raw_os_error()
+}
+
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         Self::new(error.kind(), error)
@@ -132,6 +152,12 @@ impl From<ubtrfs_fs::Error> for Cause {
 impl From<ubtrfs_error::Error> for Cause {
     fn from(error: ubtrfs_error::Error) -> Self {
         Self(ubtrfs_fs::Error::from(error).into())
+    }
+}
+
+impl From<ubtrfs_fs::ReceiveError> for Cause {
+    fn from(error: ubtrfs_fs::ReceiveError) -> Self {
+        Self(error.into())
     }
 }
 

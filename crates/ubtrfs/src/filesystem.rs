@@ -119,14 +119,62 @@ impl Filesystem {
     /// # Errors
     /// `AlreadyExists` if the file exists; `InvalidInput` if the size is too small for btrfs (about 109 MiB).
     pub fn make_image(path: impl AsRef<Path>, size_bytes: u64) -> Result<Self> {
-        let path = path.as_ref();
-        let device: Arc<dyn Device> = Arc::new(FileDevice::create(path, size_bytes, true).while_doing("make", path)?);
-        let made = Self::make_on(device.as_ref(), &MkfsOptions::default())
-            .and_then(|_report| Self::open_devices(vec![device], MountOptions::default()));
-        if made.is_err() {
-            // Remove the useless file. This call made the file: an existing file would have been an error. Errors of
-            // the removal are ignored.
-            let _ = std::fs::remove_file(path);
+        Self::make_images(&[path], Some(size_bytes), &MkfsOptions::default(), MountOptions::default())
+    }
+
+    /// Makes an empty filesystem on one or several image files or block devices, and opens it with mount options. With
+    /// `size_bytes`, the files are new, sparse and of this size. Without, they exist already.
+    ///
+    /// ```
+    /// use ubtrfs::{CsumType, Filesystem, MkfsOptions, MountOptions};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let scratch = tempfile::tempdir()?;
+    /// # let image = scratch.path().join("disk.img");
+    /// let options = MkfsOptions { label: b"data".to_vec(), csum_type: CsumType::Xxhash, ..MkfsOptions::default() };
+    /// let mount = MountOptions::parse("compress=zstd")?;
+    /// let fs = Filesystem::make_images(&[&image], Some(256 << 20), &options, mount)?;
+    /// assert_eq!(fs.label(), b"data");
+    /// fs.close()?;
+    ///
+    /// // Existing content is overwritten only if that is asked for.
+    /// assert!(Filesystem::make_images(&[&image], None, &options, MountOptions::default()).is_err());
+    /// let options = MkfsOptions { force: true, ..options };
+    /// Filesystem::make_images(&[&image], None, &options, MountOptions::default())?.close()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `AlreadyExists` if a file exists and `size_bytes` is given, `NotFound` if it does not exist and no size is given; as
+    /// for [`Filesystem::make_on_devices`].
+    pub fn make_images(
+        paths: &[impl AsRef<Path>],
+        size_bytes: Option<u64>,
+        options: &MkfsOptions,
+        mount: MountOptions,
+    ) -> Result<Self> {
+        let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+        let mut open_all = || -> Result<()> {
+            for path in paths.iter().map(AsRef::as_ref) {
+                let device = match size_bytes {
+                    Some(size_bytes) => FileDevice::create(path, size_bytes, true),
+                    None => FileDevice::open(path, Access::ReadWrite),
+                };
+                devices.push(Arc::new(device.while_doing("make", path)?));
+            }
+            Ok(())
+        };
+        let made = open_all().and_then(|()| {
+            let refs: Vec<&dyn Device> = devices.iter().map(AsRef::as_ref).collect();
+            Self::make_on_devices(&refs, options)?;
+            Self::open_devices(devices.clone(), mount)
+        });
+        if made.is_err() && size_bytes.is_some() {
+            // Remove the useless files. This call made them: an existing file would have been an error. Errors of the
+            // removal are ignored.
+            for path in paths.iter().take(devices.len()) {
+                let _ = std::fs::remove_file(path);
+            }
         }
         made
     }

@@ -36,6 +36,7 @@
 //! | opening, making, paths, directories, attributes | [`Filesystem`] |
 //! | file content: [`Read`](std::io::Read), [`Write`](std::io::Write), [`Seek`](std::io::Seek), positioned I/O | [`File`] |
 //! | subvolumes and snapshots | [`Filesystem::create_subvolume`], [`Filesystem::snapshot`], [`Filesystem::subvolumes`] |
+//! | subvolumes as streams, whole or as differences | [`Filesystem::send`], [`Filesystem::receive`] |
 //! | your own storage instead of an image file | [`Device`], [`Filesystem::make_on`], [`Filesystem::open_devices`] |
 //! | options of a new or an opened filesystem | [`MkfsOptions`], [`MountOptions`] |
 //! | checking a filesystem without changing it | [`check()`] |
@@ -80,7 +81,9 @@ pub mod fuse;
 mod metadata;
 mod names;
 mod path;
+mod receive;
 mod reexports;
+mod send;
 mod subvolume;
 mod tree;
 mod verify;
@@ -94,5 +97,6 @@ pub use filesystem::{Filesystem, Usage};
 pub use metadata::{FileKind, FileTimes, Metadata};
 #[doc(inline)]
 pub use reexports::*;
+pub use send::SendOptions;
 pub use subvolume::{SnapshotAccess, Subvolume};
-pub use verify::check;
+pub use verify::{check, check_images};

@@ -212,6 +212,27 @@ pub use ubtrfs_fs::Error as FsError;
 #[doc(inline)]
 pub use ubtrfs_fs::FlagRights;
 /// ```
+/// use ubtrfs::Job;
+///
+/// // Another thread reads the progress, and can cancel the work.
+/// let job = Job::new();
+/// assert_eq!(job.progress().done, 0);
+/// job.cancel();
+/// assert!(job.progress().is_cancelled);
+/// ```
+#[doc(inline)]
+pub use ubtrfs_fs::Job;
+/// ```
+/// use std::time::Duration;
+/// use ubtrfs::{Job, JobProgress};
+///
+/// let job = Job::new();
+/// let JobProgress { done, total, .. } = job.wait_for_change(Duration::from_millis(1));
+/// assert_eq!((done, total), (0, 0));
+/// ```
+#[doc(inline)]
+pub use ubtrfs_fs::JobProgress;
+/// ```
 /// use ubtrfs::MountOptions;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -227,6 +248,41 @@ pub use ubtrfs_fs::FlagRights;
 /// ```
 #[doc(inline)]
 pub use ubtrfs_fs::MountOptions;
+/// ```
+/// // What was received is read again, and compared with the stream.
+/// let options = ubtrfs::ReceiveOptions { verify: true, ..Default::default() };
+/// # assert!(!options.keep);
+/// ```
+#[doc(inline)]
+pub use ubtrfs_fs::ReceiveOptions;
+/// ```
+/// # fn main() -> ubtrfs::Result<()> {
+/// # let fs = ubtrfs::Filesystem::make_in_memory(256 << 20)?;
+/// use ubtrfs::{Job, ReceiveOptions, ReceiveReport, SendOptions};
+///
+/// fs.create_subvolume("/data")?;
+/// fs.set_subvolume_read_only("/data", true)?;
+/// let mut stream = Vec::new();
+/// fs.send("/data", &SendOptions::default(), &mut stream, &Job::new())?;
+/// fs.create_dir("/copies")?;
+/// let ReceiveReport { subvolumes, nr_bytes, .. } =
+///     fs.receive("/copies", &stream[..], &ReceiveOptions::default(), &Job::new())?;
+/// // The header of the stream does not count.
+/// assert_eq!((subvolumes.len(), nr_bytes + 17), (1, stream.len() as u64));
+/// # Ok(()) }
+/// ```
+#[doc(inline)]
+pub use ubtrfs_fs::ReceiveReport;
+/// ```
+/// use ubtrfs::ReceivedSubvolume;
+///
+/// fn names(received: &[ReceivedSubvolume]) -> Vec<String> {
+///     received.iter().map(|subvolume| subvolume.path.escape_ascii().to_string()).collect()
+/// }
+/// # assert!(names(&[]).is_empty());
+/// ```
+#[doc(inline)]
+pub use ubtrfs_fs::ReceivedSubvolume;
 /// ```
 /// use std::sync::Arc;
 /// use ubtrfs::{BlockGroupReport, Device, Filesystem, MemoryDevice, MkfsOptions};

@@ -248,7 +248,7 @@ impl Filesystem {
         Ok(Subvolume { info })
     }
 
-    fn subvolume_root(&self, operation: &'static str, path: &Path) -> Result<InodeId> {
+    pub(crate) fn subvolume_root(&self, operation: &'static str, path: &Path) -> Result<InodeId> {
         let id = self.resolve(operation, path, Follow::Yes)?.id;
         if id == InodeId::root_of(id.root) {
             return Ok(id);

@@ -1,10 +1,10 @@
 //! Checking a filesystem without changing it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ubtrfs_check::{Options, Problem, Report};
-use ubtrfs_device::Device;
+use ubtrfs_device::{Access, Device, FileDevice};
 
 use crate::error::{Result, ResultExt};
 
@@ -31,4 +31,26 @@ use crate::error::{Result, ResultExt};
 pub fn check(devices: Vec<Arc<dyn Device>>, options: Options, tell: &mut dyn FnMut(Problem)) -> Result<Report> {
     let device = PathBuf::from(devices.first().map(|device| device.describe()).unwrap_or_default());
     ubtrfs_check::check(devices, options, &(), tell).while_doing("check", &device)
+}
+
+/// Checks the filesystem on image files or block devices, as [`check()`] does. Nothing else may write to them meanwhile.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let scratch = tempfile::tempdir()?;
+/// # let image = scratch.path().join("disk.img");
+/// ubtrfs::Filesystem::make_image(&image, 256 << 20)?.close()?;
+/// let report = ubtrfs::check_images(&[&image], ubtrfs::CheckOptions::default(), &mut |problem| eprintln!("{problem}"))?;
+/// assert!(report.is_clean());
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// `NotFound`; `ResourceBusy` if a device is open for writing; as for [`check()`].
+pub fn check_images(paths: &[impl AsRef<Path>], options: Options, tell: &mut dyn FnMut(Problem)) -> Result<Report> {
+    let open = |path: &Path| -> Result<Arc<dyn Device>> {
+        Ok(Arc::new(FileDevice::open(path, Access::ReadOnly).while_doing("check", path)?))
+    };
+    let devices: Vec<_> = paths.iter().map(|path| open(path.as_ref())).collect::<Result<_>>()?;
+    check(devices, options, tell)
 }

@@ -1,0 +1,789 @@
+"""Opening and making filesystems, and everything that works by path."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import posixpath
+import stat as stat_module
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, Any, AnyStr, Generic, Union, overload
+from uuid import UUID
+
+from . import _ubtrfs
+from ._devices import as_device, is_device, is_file_object
+from ._files import open_file, wrap
+from ._path import Path
+from ._streams import Progress, ReceiveReport, ReceiveStream, SendStream, receive_all
+from ._ubtrfs import Stat
+
+AnyPath = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]", Path]
+BytesPath = Union[bytes, "os.PathLike[bytes]"]
+TextPath = Union[str, "os.PathLike[str]", Path]
+
+#: Open filesystems. They are closed before the interpreter ends.
+_open: weakref.WeakSet[Filesystem] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for fs in list(_open):
+        fs.close()
+
+
+atexit.register(_close_all)
+
+
+def _encode(path: AnyPath) -> bytes:
+    return bytes(path) if isinstance(path, Path) else os.fsencode(path)
+
+
+def _shown(path: AnyPath) -> str | bytes:
+    return str(path) if isinstance(path, Path) else os.fspath(path)
+
+
+def _paths(target: object) -> list[bytes] | None:
+    """The paths that the argument of `open` or `make` names; `None` if it has objects."""
+    if isinstance(target, (str, bytes, os.PathLike)):
+        return [os.fsencode(target)]
+    if isinstance(target, Sequence) and target and all(isinstance(one, (str, bytes, os.PathLike)) for one in target):
+        return [os.fsencode(one) for one in target]
+    return None
+
+
+def _devices(target: Any, size: int | None = None) -> list[Any]:
+    many = target if isinstance(target, (list, tuple)) else [target]
+    for one in many:
+        if not is_device(one) and not is_file_object(one):
+            raise TypeError(f"expected a path, a seekable file object or a device, not {type(one).__name__}")
+    return [as_device(one, size) for one in many]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The space of a filesystem in bytes."""
+
+    total: int
+    free: int
+    available: int
+
+
+@dataclass(frozen=True)
+class Subvolume:
+    """A subvolume or snapshot."""
+
+    id: int
+    #: From the top level, without a leading slash; empty for the top level itself.
+    path: str
+    parent_id: int | None
+    read_only: bool
+    uuid: UUID
+    #: The subvolume that this one is a snapshot of.
+    parent_uuid: UUID | None
+    #: The subvolume at the sender, if this one was received.
+    received_uuid: UUID | None
+    generation: int
+    #: Nanoseconds since 1970.
+    created_ns: int
+
+    @classmethod
+    def _of(cls, words: _ubtrfs._Subvolume) -> Subvolume:
+        number, path, parent, read_only, own, parent_uuid, received, generation, created = words
+        return cls(
+            number,
+            os.fsdecode(path),
+            parent,
+            read_only,
+            UUID(own),
+            UUID(parent_uuid) if parent_uuid else None,
+            UUID(received) if received else None,
+            generation,
+            created,
+        )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A finding of `check`."""
+
+    code: str
+    #: False for a warning.
+    is_damage: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """The result of `check`."""
+
+    is_clean: bool
+    #: Whether all parts of the check ran.
+    is_complete: bool
+    problems: list[Problem]
+
+
+class DirEntry(Generic[AnyStr]):
+    """An entry of a directory, from `Filesystem.scandir`. The interface is that of `os.DirEntry`."""
+
+    __slots__ = ("_fs", "_is_subvolume", "name", "path", "type_bits")
+
+    #: The name, as `str` if the directory was given as `str`.
+    name: AnyStr
+    #: The path of the directory with the name.
+    path: AnyStr
+    #: The type bits of the mode, as in `stat.S_IFREG`.
+    type_bits: int
+
+    def __init__(self, fs: Filesystem, name: AnyStr, path: AnyStr, type_bits: int, is_subvolume: bool) -> None:
+        """Made by `scandir`."""
+        self._fs = fs
+        self.name = name
+        self.path = path
+        self.type_bits = type_bits
+        self._is_subvolume = is_subvolume
+
+    def __fspath__(self) -> AnyStr:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+    def _is(self, kind: int, follow_symlinks: bool) -> bool:
+        if follow_symlinks and stat_module.S_ISLNK(self.type_bits):
+            try:
+                return stat_module.S_IFMT(self.stat().st_mode) == kind
+            except FileNotFoundError:
+                return False
+        return self.type_bits == kind
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether the entry is a directory, or a link to one."""
+        return self._is(stat_module.S_IFDIR, follow_symlinks)
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether the entry is a regular file, or a link to one."""
+        return self._is(stat_module.S_IFREG, follow_symlinks)
+
+    def is_symlink(self) -> bool:
+        """Whether the entry is a symbolic link."""
+        return stat_module.S_ISLNK(self.type_bits)
+
+    def is_subvolume(self) -> bool:
+        """Whether the entry is a subvolume."""
+        return self._is_subvolume
+
+    def inode(self) -> int:
+        """The inode number, which is unique in its subvolume."""
+        return self.stat(follow_symlinks=False).st_ino
+
+    def stat(self, *, follow_symlinks: bool = True) -> Stat:
+        """The attributes."""
+        return self._fs.stat(self.path, follow_symlinks=follow_symlinks)
+
+
+class Filesystem:
+    """An open filesystem, from `open`, `make` or `make_in_memory`. All threads may use it.
+
+    A change is durable after `sync` or `close`. A `with` block closes the filesystem at its end. Permissions are not
+    checked, and new files belong to root; see `with_caller`.
+    """
+
+    def __init__(self, fs: _ubtrfs.Filesystem, *, _is_owner: bool = True) -> None:
+        """Wraps an open filesystem."""
+        self._fs = fs
+        self._is_owner = _is_owner
+        self.closed = False
+        if _is_owner:
+            _open.add(self)
+
+    def __enter__(self) -> Filesystem:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Closes the filesystem. An error of closing does not hide an exception of the block."""
+        try:
+            self.close()
+        except OSError:
+            if kind is None:
+                raise
+
+    def __del__(self) -> None:
+        if not getattr(self, "closed", True) and self._is_owner:
+            warnings.warn(f"unclosed filesystem {self!r}", ResourceWarning, source=self, stacklevel=2)
+
+    def __repr__(self) -> str:
+        return f"<ubtrfs.Filesystem{' closed' if self.closed else ''}>"
+
+    def close(self) -> None:
+        """Commits all changes and closes the filesystem. Open files can no longer be used."""
+        if self.closed:
+            return
+        self.closed = True
+        _open.discard(self)
+        if self._is_owner:
+            self._fs.close()
+        else:
+            self._fs.forget()
+
+    def sync(self) -> None:
+        """Makes all changes so far durable."""
+        self._fs.sync()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Makes the changes of a `with` block durable together, all or none.
+
+        After an exception in the block, the devices keep the state before it, and the filesystem takes no more changes:
+        close it, and open it again. `sync`, and making subvolumes and snapshots, fail in the block.
+        """
+        self._fs.begin()
+        try:
+            yield
+            self._fs.commit()
+        except BaseException:
+            self._fs.abort()
+            raise
+
+    def with_caller(self, uid: int, gid: int, umask: int = 0o022) -> Filesystem:
+        """A handle whose new files belong to this user.
+
+        >>> fs = make_in_memory(256 << 20)
+        >>> fs.with_caller(1000, 1000, 0o077).write_bytes("/notes", b"private")
+        >>> oct(fs.stat("/notes").st_mode), fs.stat("/notes").st_uid
+        ('0o100600', 1000)
+        >>> fs.close()
+        """
+        return Filesystem(self._fs.with_caller(uid, gid, umask), _is_owner=False)
+
+    @property
+    def label(self) -> str:
+        """The label; empty if there is none."""
+        return os.fsdecode(self._fs.label())
+
+    @property
+    def read_only_reason(self) -> str | None:
+        """Why the filesystem is read-only, or `None`."""
+        return self._fs.read_only_reason()
+
+    def usage(self) -> Usage:
+        """The space of the filesystem."""
+        return Usage(*self._fs.usage())
+
+    def path(self, path: AnyPath = "/") -> Path:
+        """A path with the interface of `pathlib`."""
+        return Path(self, path)
+
+    # Files
+
+    def open(
+        self,
+        path: AnyPath,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        *,
+        permissions: int | None = None,
+    ) -> IO[Any]:
+        """Opens a file as the built-in `open` does. `permissions` are those of a new file, by default 0644.
+
+        >>> fs = make_in_memory(256 << 20)
+        >>> with fs.open("/log", "a") as log:
+        ...     print("started", file=log)
+        >>> with fs.open("/log") as log:
+        ...     list(log)
+        ['started\\n']
+        >>> fs.close()
+        """
+        raw, text = open_file(self._fs, _encode(path), _shown(path), mode, permissions)
+        return wrap(raw, text, buffering, encoding, errors, newline)
+
+    def read_bytes(self, path: AnyPath) -> bytes:
+        """The whole content of a file."""
+        return self._fs.read_bytes(_encode(path))
+
+    def write_bytes(self, path: AnyPath, data: bytes) -> None:
+        """Replaces the content of a file, or makes the file."""
+        self._fs.write_bytes(_encode(path), data if type(data) is bytes else memoryview(data).tobytes())
+
+    def truncate(self, path: AnyPath, size: int) -> None:
+        """Truncates a file, or extends it by a hole."""
+        raw, _ = open_file(self._fs, _encode(path), _shown(path), "r+b", None)
+        with raw:
+            raw.truncate(size)
+
+    def reflink(self, source: AnyPath, target: AnyPath) -> None:
+        """Makes `target` a copy of a file that shares its data until one of them changes."""
+        self._fs.reflink(_encode(source), _encode(target))
+
+    # Directories
+
+    @overload
+    def listdir(self, path: BytesPath) -> list[bytes]: ...
+    @overload
+    def listdir(self, path: TextPath = "/") -> list[str]: ...
+    def listdir(self, path: AnyPath = "/") -> list[Any]:
+        """The names in a directory: `bytes` if the path is `bytes`, else `str`."""
+        entries = self._fs.list_dir(_encode(path))
+        if isinstance(_shown(path), bytes):
+            return [name for name, _, _ in entries]
+        return [os.fsdecode(name) for name, _, _ in entries]
+
+    @overload
+    def scandir(self, path: BytesPath) -> Iterator[DirEntry[bytes]]: ...
+    @overload
+    def scandir(self, path: TextPath = "/") -> Iterator[DirEntry[str]]: ...
+    def scandir(self, path: AnyPath = "/") -> Iterator[Any]:
+        """The entries of a directory, in the order of their creation.
+
+        >>> fs = make_in_memory(256 << 20)
+        >>> fs.create_subvolume("/home")
+        >>> fs.symlink("home", "/link")
+        >>> [(entry.name, entry.is_dir(), entry.is_subvolume()) for entry in fs.scandir("/")]
+        [('home', True, True), ('link', True, False)]
+        >>> fs.close()
+        """
+        top = _shown(path)
+        for name, bits, is_subvolume in self._fs.list_dir(_encode(path)):
+            if isinstance(top, bytes):
+                yield DirEntry(self, name, posixpath.join(top, name), bits, is_subvolume)
+            else:
+                text = os.fsdecode(name)
+                yield DirEntry(self, text, posixpath.join(top, text), bits, is_subvolume)
+
+    @overload
+    def walk(
+        self,
+        top: BytesPath,
+        topdown: bool = True,
+        onerror: Callable[[OSError], object] | None = None,
+        followlinks: bool = False,
+    ) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]: ...
+    @overload
+    def walk(
+        self,
+        top: TextPath = "/",
+        topdown: bool = True,
+        onerror: Callable[[OSError], object] | None = None,
+        followlinks: bool = False,
+    ) -> Iterator[tuple[str, list[str], list[str]]]: ...
+    def walk(
+        self,
+        top: AnyPath = "/",
+        topdown: bool = True,
+        onerror: Callable[[OSError], object] | None = None,
+        followlinks: bool = False,
+    ) -> Iterator[tuple[Any, list[Any], list[Any]]]:
+        """Walks a directory as `os.walk` does, also into subvolumes.
+
+        >>> fs = make_in_memory(256 << 20)
+        >>> fs.makedirs("/a/b")
+        >>> fs.write_bytes("/a/b/f", b"")
+        >>> list(fs.walk("/"))
+        [('/', ['a'], []), ('/a', ['b'], []), ('/a/b', [], ['f'])]
+        >>> fs.close()
+        """
+        # Directories that are to be visited, and, bottom up, results that wait for their directories.
+        stack: list[Any] = [_shown(top)]
+        while stack:
+            current: Any = stack.pop()
+            if isinstance(current, tuple):
+                yield current
+                continue
+            dirs: list[Any] = []
+            files: list[Any] = []
+            try:
+                for entry in self.scandir(current):
+                    # As in os.walk, a link to a directory is listed as a directory.
+                    (dirs if entry.is_dir() else files).append(entry.name)
+            except OSError as error:
+                if onerror is not None:
+                    onerror(error)
+                continue
+            if topdown:
+                yield current, dirs, files
+            else:
+                stack.append((current, dirs, files))
+            for name in reversed(dirs):
+                path: Any = posixpath.join(current, name)
+                if followlinks or not self.islink(path):
+                    stack.append(path)
+
+    def mkdir(self, path: AnyPath, mode: int | None = None) -> None:
+        """Makes a directory, by default with the permissions 0755."""
+        name = _encode(path)
+        self._fs.mkdir(name)
+        if mode is not None:
+            self._fs.chmod(name, mode)
+
+    def makedirs(self, path: AnyPath, mode: int | None = None, exist_ok: bool = False) -> None:
+        """Makes a directory and its missing parents."""
+        name = _encode(path)
+        parts = [part for part in name.split(b"/") if part not in (b"", b".")]
+        for end in range(1, len(parts)):
+            parent = b"/" + b"/".join(parts[:end])
+            try:
+                self._fs.mkdir(parent)
+            except FileExistsError:
+                pass
+        try:
+            if not parts:
+                raise FileExistsError(17, "cannot make directory: file exists", os.fsdecode(name))
+            self.mkdir(name, mode)
+        except FileExistsError:
+            if not exist_ok or not self.isdir(name):
+                raise
+
+    def remove(self, path: AnyPath) -> None:
+        """Removes a file or a link."""
+        self._fs.remove(_encode(path))
+
+    unlink = remove
+
+    def rmdir(self, path: AnyPath) -> None:
+        """Removes an empty directory."""
+        self._fs.rmdir(_encode(path))
+
+    def rmtree(self, path: AnyPath) -> None:
+        """Removes a directory with its content. Subvolumes in it must be deleted before."""
+        self._fs.rmtree(_encode(path))
+
+    def rename(self, source: AnyPath, target: AnyPath) -> None:
+        """Renames a file or directory, and replaces an existing target."""
+        self._fs.rename(_encode(source), _encode(target))
+
+    replace = rename
+
+    def link(self, source: AnyPath, target: AnyPath) -> None:
+        """Makes another name for a file."""
+        self._fs.link(_encode(source), _encode(target))
+
+    def symlink(self, target: AnyPath, path: AnyPath) -> None:
+        """Makes `path` a symbolic link to `target`, which can be any text."""
+        self._fs.symlink(_encode(target), _encode(path))
+
+    @overload
+    def readlink(self, path: BytesPath) -> bytes: ...
+    @overload
+    def readlink(self, path: TextPath) -> str: ...
+    def readlink(self, path: AnyPath) -> Any:
+        """The target of a symbolic link."""
+        target = self._fs.readlink(_encode(path))
+        return target if isinstance(_shown(path), bytes) else os.fsdecode(target)
+
+    # Attributes
+
+    def stat(self, path: AnyPath, *, follow_symlinks: bool = True) -> Stat:
+        """The attributes of a file. `st_dev` is the id of its subvolume."""
+        return self._fs.stat(_encode(path), follow_symlinks)
+
+    def lstat(self, path: AnyPath) -> Stat:
+        """The attributes of a file, or of a link itself."""
+        return self._fs.stat(_encode(path), False)
+
+    def _kind(self, path: AnyPath, follow: bool = True) -> int:
+        """The type bits of the mode; 0 if the path does not exist."""
+        try:
+            return stat_module.S_IFMT(self._fs.stat(_encode(path), follow).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
+
+    def exists(self, path: AnyPath) -> bool:
+        """Whether a path exists. A link that leads nowhere does not."""
+        return self._kind(path) != 0
+
+    def lexists(self, path: AnyPath) -> bool:
+        """Whether a path exists, also as a link that leads nowhere."""
+        return self._kind(path, False) != 0
+
+    def isdir(self, path: AnyPath) -> bool:
+        """Whether a path leads to a directory."""
+        return self._kind(path) == stat_module.S_IFDIR
+
+    def isfile(self, path: AnyPath) -> bool:
+        """Whether a path leads to a regular file."""
+        return self._kind(path) == stat_module.S_IFREG
+
+    def islink(self, path: AnyPath) -> bool:
+        """Whether a path is a symbolic link."""
+        return self._kind(path, False) == stat_module.S_IFLNK
+
+    def chmod(self, path: AnyPath, mode: int) -> None:
+        """Sets the permissions; links are followed."""
+        self._fs.chmod(_encode(path), mode & 0o7777)
+
+    def chown(self, path: AnyPath, uid: int, gid: int, *, follow_symlinks: bool = True) -> None:
+        """Sets owner and group; -1 leaves one unchanged. This may clear set-id bits, so call `chmod` afterwards."""
+        self._fs.chown(_encode(path), None if uid == -1 else uid, None if gid == -1 else gid, follow_symlinks)
+
+    def utime(
+        self,
+        path: AnyPath,
+        times: tuple[float, float] | None = None,
+        *,
+        ns: tuple[int, int] | None = None,
+        created_ns: int | None = None,
+        follow_symlinks: bool = True,
+    ) -> None:
+        """Sets the times of the last access and of the last change, as `os.utime` does, or the time of creation.
+
+        >>> fs = make_in_memory(256 << 20)
+        >>> fs.write_bytes("/f", b"")
+        >>> fs.utime("/f", (-1.5, 10), created_ns=5)
+        >>> status = fs.stat("/f")
+        >>> status.st_atime_ns, status.st_mtime, status.st_birthtime_ns
+        (-1500000000, 10.0, 5)
+        >>> fs.close()
+        """
+        if times is not None and ns is not None:
+            raise ValueError("utime: you may specify either 'times' or 'ns' but not both")
+        if times is not None:
+            ns = (round(times[0] * 1_000_000_000), round(times[1] * 1_000_000_000))
+        elif ns is None and created_ns is None:
+            now = time.time_ns()
+            ns = (now, now)
+        self._fs.utime(
+            _encode(path),
+            accessed=None if ns is None else divmod(ns[0], 1_000_000_000),
+            modified=None if ns is None else divmod(ns[1], 1_000_000_000),
+            created=None if created_ns is None else divmod(created_ns, 1_000_000_000),
+            follow=follow_symlinks,
+        )
+
+    def getxattr(self, path: AnyPath, attribute: str | bytes) -> bytes:
+        """The value of an extended attribute. Links are not followed."""
+        value = self._fs.getxattr(_encode(path), os.fsencode(attribute))
+        if value is None:
+            name = os.fsdecode(attribute)
+            raise OSError(61, f"cannot read the attribute '{name}': no such attribute", os.fsdecode(_encode(path)))
+        return value
+
+    def listxattr(self, path: AnyPath) -> list[str]:
+        """The names of all extended attributes. Links are not followed."""
+        return [os.fsdecode(name) for name in self._fs.listxattr(_encode(path))]
+
+    def setxattr(self, path: AnyPath, attribute: str | bytes, value: bytes) -> None:
+        """Sets an extended attribute, for example `user.color`. Links are not followed."""
+        self._fs.setxattr(_encode(path), os.fsencode(attribute), value)
+
+    def removexattr(self, path: AnyPath, attribute: str | bytes) -> None:
+        """Removes an extended attribute. Links are not followed."""
+        self._fs.removexattr(_encode(path), os.fsencode(attribute))
+
+    # Subvolumes
+
+    def create_subvolume(self, path: AnyPath) -> None:
+        """Makes an empty subvolume, which is durable on return."""
+        self._fs.create_subvolume(_encode(path))
+
+    def snapshot(self, source: AnyPath, path: AnyPath, *, read_only: bool = False) -> None:
+        """Makes a snapshot of the subvolume `source`, which is durable on return."""
+        self._fs.snapshot(_encode(source), _encode(path), read_only)
+
+    def delete_subvolume(self, path: AnyPath) -> None:
+        """Deletes a subvolume or snapshot with its content."""
+        self._fs.delete_subvolume(_encode(path))
+
+    def set_read_only(self, path: AnyPath, read_only: bool = True) -> None:
+        """Makes a subvolume read-only, or writable again."""
+        self._fs.set_read_only(_encode(path), read_only)
+
+    def subvolumes(self) -> list[Subvolume]:
+        """All subvolumes of the filesystem, also outside of the opened one, in the order of their ids."""
+        return [Subvolume._of(words) for words in self._fs.subvolumes()]
+
+    def subvolume(self, path: AnyPath) -> Subvolume:
+        """The description of the subvolume at `path`."""
+        return Subvolume._of(self._fs.subvolume(_encode(path)))
+
+    def is_subvolume(self, path: AnyPath) -> bool:
+        """Whether `path` is the root of a subvolume."""
+        try:
+            status = self.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        # The inode number of the root of every subvolume.
+        return stat_module.S_ISDIR(status.st_mode) and status.st_ino == 256
+
+    # Streams
+
+    def send(
+        self,
+        path: AnyPath,
+        *,
+        parent: AnyPath | None = None,
+        clone_sources: Sequence[AnyPath] = (),
+        version: int = 1,
+        compressed: bool = False,
+        no_data: bool = False,
+        progress: Progress = None,
+    ) -> SendStream:
+        """A readable file object: the read-only subvolume at `path` as a stream for `receive` or `btrfs receive`.
+
+        With `parent`, the stream is the difference to this read-only subvolume, which the receiver must have. `compressed`
+        keeps compressed data compressed, and needs version 2. `progress` is called with the number of bytes so far.
+
+        >>> import shutil
+        >>> with make_in_memory(256 << 20) as fs, make_in_memory(256 << 20) as backup:
+        ...     fs.create_subvolume("/data")
+        ...     fs.write_bytes("/data/f", b"text")
+        ...     fs.snapshot("/data", "/monday", read_only=True)
+        ...     with fs.send("/monday") as stream:
+        ...         report = backup.receive(stream)
+        ...     [subvolume.path for subvolume in report.subvolumes], backup.read_bytes("/monday/f")
+        (['monday'], b'text')
+        """
+        send = self._fs.send(
+            _encode(path),
+            parent=None if parent is None else _encode(parent),
+            clone_sources=[_encode(source) for source in clone_sources],
+            version=version,
+            compressed=compressed,
+            no_data=no_data,
+        )
+        return SendStream(send, progress)
+
+    def receiver(
+        self,
+        to: AnyPath = "/",
+        *,
+        max_errors: int = 1,
+        keep: bool = False,
+        verify: bool = False,
+        force_decompress: bool = False,
+        progress: Progress = None,
+    ) -> ReceiveStream:
+        """A writable file object: the stream that is written makes its subvolumes in the directory `to`.
+
+        `max_errors` is the number of failed commands at which the receive fails; 0 means never. `keep` keeps an incomplete
+        subvolume, so that a receive of the same stream resumes it. `verify` reads everything again and compares it.
+        """
+        receive = self._fs.receive(
+            _encode(to), max_errors=max_errors, keep=keep, verify=verify, force_decompress=force_decompress
+        )
+        return ReceiveStream(receive, progress)
+
+    def receive(self, stream: Any, to: AnyPath = "/", **options: Any) -> ReceiveReport:
+        """Receives everything that a file object has. The options are those of `receiver`."""
+        return receive_all(stream, self.receiver(to, **options))
+
+
+def _open_words(
+    options: str,
+    read_only: bool,
+    subvol: str | bytes | None,
+    devices: Sequence[Any],
+    memory: int | None,
+) -> dict[str, Any]:
+    return {
+        "options": options,
+        "read_only": read_only,
+        "subvol": None if subvol is None else os.fsencode(subvol),
+        "devices": [os.fsencode(path) for path in devices],
+        "memory": memory,
+    }
+
+
+def open(
+    target: Any,
+    *,
+    read_only: bool = False,
+    subvol: str | bytes | None = None,
+    options: str = "",
+    devices: Sequence[Any] = (),
+    memory: int | None = None,
+) -> Filesystem:
+    """Opens the filesystem on an image file or block device, a file object, or a `Device`.
+
+    `target` may be a list if the filesystem has several devices. The others are also found beside the first one, or named
+    by `devices`. `options` are mount options, as in `compress=zstd,noatime`. `subvol` is the subvolume to show as the root.
+    `memory` limits the memory for caches and dirty data, in bytes.
+    """
+    paths = _paths(target)
+    if paths is not None:
+        words = _open_words(options, read_only, subvol, [*paths[1:], *devices], memory)
+        return Filesystem(_ubtrfs.open_paths(paths[0], words))
+    if devices:
+        raise TypeError("give all devices in the list; 'devices' is for paths")
+    words = _open_words(options, read_only, subvol, (), memory)
+    return Filesystem(_ubtrfs.open_objects(_devices(target), words))
+
+
+def make(
+    target: Any,
+    size: int | None = None,
+    *,
+    label: str | bytes = "",
+    uuid: str | UUID | None = None,
+    nodesize: int = 16384,
+    sectorsize: int = 4096,
+    csum: str = "crc32c",
+    data: str | None = None,
+    metadata: str | None = None,
+    mixed: bool = False,
+    block_group_tree: bool = False,
+    root_owner: tuple[int, int] = (0, 0),
+    created_ns: int | None = None,
+    force: bool = False,
+    options: str = "",
+    memory: int | None = None,
+) -> Filesystem:
+    """Makes an empty filesystem, and opens it.
+
+    With `size` in bytes, a path names a new image file, which is sparse. Without, it names an existing file or block device.
+    A file object is extended to `size`. `target` may be a list of devices. `data` and `metadata` are profiles: single, dup,
+    raid0, raid1, raid1c3, raid1c4 or raid10. `csum` is crc32c, xxhash, sha256 or blake2. `force` overwrites existing content.
+    `options` and `memory` are those of `open`.
+    """
+    words = {
+        "label": os.fsencode(label),
+        "uuid": None if uuid is None else str(uuid),
+        "nodesize": nodesize,
+        "sectorsize": sectorsize,
+        "csum": csum,
+        "data": data,
+        "metadata": metadata,
+        "mixed": mixed,
+        "block_group_tree": block_group_tree,
+        "root_owner": root_owner,
+        "force": force,
+        "time": None if created_ns is None else divmod(created_ns, 1_000_000_000),
+    }
+    how = _open_words(options, False, None, (), memory)
+    paths = _paths(target)
+    if paths is not None:
+        return Filesystem(_ubtrfs.make_paths(paths, size, words, how))
+    return Filesystem(_ubtrfs.make_objects(_devices(target, size), words, how))
+
+
+def make_in_memory(size: int = 1 << 30) -> Filesystem:
+    """Makes a filesystem in memory, for tests. It disappears when it is closed. Memory is taken as it is written to."""
+    return Filesystem(_ubtrfs.make_in_memory(size))
+
+
+def check(target: Any, *, data_csums: bool = False) -> CheckReport:
+    """Checks a filesystem that is not open, without changing it. With `data_csums`, all data is read too.
+
+    >>> import io
+    >>> storage = io.BytesIO()
+    >>> make(storage, size=256 << 20).close()
+    >>> check(storage).is_clean
+    True
+    """
+    paths = _paths(target)
+    if paths is not None:
+        clean, complete, problems = _ubtrfs.check_paths(paths, data_csums)
+    else:
+        clean, complete, problems = _ubtrfs.check_objects(_devices(target), data_csums)
+    return CheckReport(clean, complete, [Problem(*problem) for problem in problems])

@@ -1,0 +1,122 @@
+//! [`PythonFile`]: an open file, read and written at positions. The position itself is kept by the Python package.
+
+use std::io::{Seek, Write};
+
+use parking_lot::RwLock;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use ubtrfs::File;
+
+use crate::errors::DeviceExceptions;
+use crate::filesystem::PythonStat;
+
+/// An open file.
+#[pyclass(name = "File", module = "ubtrfs._ubtrfs", frozen)]
+pub(crate) struct PythonFile {
+    /// `None` after the file is closed. Locked only while the interpreter is detached.
+    file: RwLock<Option<File>>,
+    exceptions: DeviceExceptions,
+}
+
+/// Why a call on a file failed.
+enum FileFailure {
+    Closed,
+    Failed(ubtrfs::Error),
+    Append(std::io::Error),
+}
+
+impl PythonFile {
+    pub(crate) fn new(file: File, exceptions: DeviceExceptions) -> Self {
+        Self { file: RwLock::new(Some(file)), exceptions }
+    }
+
+    fn run<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&File) -> ubtrfs::Result<T> + Send) -> PyResult<T> {
+        let done = py.detach(|| match &*self.file.read() {
+            Some(file) => work(file).map_err(FileFailure::Failed),
+            None => Err(FileFailure::Closed),
+        });
+        done.map_err(|failure| self.raise(py, failure))
+    }
+
+    fn raise(&self, py: Python<'_>, failure: FileFailure) -> PyErr {
+        match failure {
+            FileFailure::Closed => PyValueError::new_err("I/O operation on closed file."),
+            FileFailure::Failed(error) => self.exceptions.raise(py, &error),
+            // The library wraps its error.
+            FileFailure::Append(error) => match error.get_ref().and_then(|error| error.downcast_ref()) {
+                Some(error) => self.exceptions.raise(py, error),
+                None => error.into(),
+            },
+        }
+    }
+}
+
+#[pymethods]
+impl PythonFile {
+    /// Returns up to `size` bytes at `offset`; fewer at the end of the file.
+    pub(crate) fn read_at<'py>(&self, py: Python<'py>, offset: u64, size: u64) -> PyResult<Bound<'py, PyBytes>> {
+        // The size on disk is not trusted, and a large `size` may be far past the end.
+        let rest = self.run(py, |file| Ok(file.metadata()?.len()))?.saturating_sub(offset);
+        let len = usize::try_from(size.min(rest))?;
+        let mut nr_read = 0;
+        let bytes = PyBytes::new_with(py, len, |buf| {
+            nr_read = self.run(py, |file| file.read_at(offset, buf))?;
+            Ok(())
+        })?;
+        // Another thread may have truncated the file.
+        Ok(if nr_read == len { bytes } else { PyBytes::new(py, &bytes.as_bytes()[..nr_read]) })
+    }
+
+    /// Writes all of `data` at `offset`.
+    fn write_at(&self, py: Python<'_>, offset: u64, data: &[u8]) -> PyResult<()> {
+        self.run(py, |file| file.write_all_at(offset, data))
+    }
+
+    /// Writes all of `data` at the end of the file, and returns the position after it.
+    fn append(&self, py: Python<'_>, data: &[u8]) -> PyResult<u64> {
+        let done = py.detach(|| match &mut *self.file.write() {
+            Some(file) => file.write_all(data).and_then(|()| file.stream_position()).map_err(FileFailure::Append),
+            None => Err(FileFailure::Closed),
+        });
+        done.map_err(|failure| self.raise(py, failure))
+    }
+
+    /// Truncates the file, or extends it by a hole.
+    fn truncate(&self, py: Python<'_>, size: u64) -> PyResult<()> {
+        self.run(py, |file| file.set_len(size))
+    }
+
+    /// The size in bytes.
+    fn size(&self, py: Python<'_>) -> PyResult<u64> {
+        self.run(py, |file| Ok(file.metadata()?.len()))
+    }
+
+    /// The attributes.
+    fn stat(&self, py: Python<'_>) -> PyResult<PythonStat> {
+        self.run(py, |file| file.metadata()).map(PythonStat::new)
+    }
+
+    /// Makes the file durable.
+    fn sync(&self, py: Python<'_>, data_only: bool) -> PyResult<()> {
+        self.run(py, |file| if data_only { file.sync_data() } else { file.sync_all() })
+    }
+
+    /// The start and end of the next range of data at or after `offset`.
+    fn next_data(&self, py: Python<'_>, offset: u64) -> PyResult<Option<(u64, u64)>> {
+        self.run(py, |file| file.next_data(offset))
+    }
+
+    /// Closes the file.
+    pub(crate) fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.file.write().take()));
+    }
+}
+
+impl Drop for PythonFile {
+    fn drop(&mut self) {
+        if let Some(file) = self.file.get_mut().take() {
+            Python::attach(|py| py.detach(move || drop(file)));
+        }
+    }
+}
