@@ -147,8 +147,8 @@ const LINES: [(&str, bool); 134] = [
     ("filesystem trim root", false),
     ("send a.img:/d", false),
     ("receive a.img", false),
-    ("push a.img:/r file://$PWD/store", true),
-    ("pull file://$PWD/store latest a.img", true),
+    ("push pushed.img:/r file://$PWD/store", true),
+    ("pull file://$PWD/store latest pushed.img", true),
     ("remote list file://$PWD/store", true),
     ("remote list --json file://$PWD/store", true),
     ("remote verify file://$PWD/store", true),
@@ -203,8 +203,9 @@ impl Bed {
         for args in [
             &["mkfs", "-q", "-b", "128M", "-r", "root", "kept.img"][..],
             &["export", "-f", "a.tar", "kept.img:/"],
-            &["subvolume", "snapshot", "-r", "kept.img:/", "kept.img:/r"],
-            &["push", "-q", "kept.img:/r", &store],
+            &["mkfs", "-q", "-b", "128M", "pushed.img"],
+            &["subvolume", "snapshot", "-r", "pushed.img:/", "pushed.img:/r"],
+            &["push", "-q", "pushed.img:/r", &store],
         ] {
             assert!(Command::new(PROGRAM).args(args).current_dir(bed.dir()).status().unwrap().success());
         }
