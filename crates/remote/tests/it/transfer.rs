@@ -41,8 +41,10 @@ fn a_push_that_died_leaves_no_snapshot_and_is_continued() {
             bed.inner.set(Faults { puts_left: Some(left), ..no_faults() });
             assert!(bed.push(1, None, &stream).is_err());
             assert!(bed.store.snapshots().unwrap().is_empty());
-            uploaded += left;
-            assert_eq!(bed.inner.paths("/parts/").len(), uploaded, "no part is uploaded twice");
+            // The push ends at the first failure, which may come before an upload that runs beside it has its turn.
+            let there = bed.inner.paths("/parts/").len();
+            assert!((uploaded..=uploaded + left).contains(&there), "{uploaded} parts, {left} more, {there} there");
+            uploaded = there;
         }
         bed.inner.set(no_faults());
         let pushed = bed.push_parts(key(1), &stream).unwrap();
