@@ -92,7 +92,7 @@ impl Error {
             }
             Reason::Device(OpenError::Missing { .. }) => Errno::NOENT,
             Reason::Device(OpenError::Exists { .. }) => Errno::EXIST,
-            Reason::Device(OpenError::Permission { .. }) => Errno::ACCESS,
+            Reason::Device(OpenError::Permission { .. } | OpenError::NoEntry { .. }) => Errno::ACCESS,
             Reason::Device(OpenError::ReadOnlyHost { .. }) => Errno::ROFS,
             Reason::Device(
                 OpenError::Locked { .. }
