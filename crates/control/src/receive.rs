@@ -21,7 +21,6 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::print::escaped;
 use ubtrfs_fs::{Fs, INCOMPLETE_XATTR, InodeId, ReceiveError, ReceiveOptions, ReceiveProblem, ReceivedSubvolume};
-use ubtrfs_stream::StreamProblem;
 
 use crate::access::may_change_names;
 use crate::execute::{CommandContext, FileNr};
@@ -189,22 +188,8 @@ fn name_of(made: &ReceivedSubvolume) -> &[u8] {
 }
 
 fn failure_of(error: &ReceiveError) -> CommandFailure {
-    let errno = match &*error.problem {
-        ReceiveProblem::Fs(error) => Errno::from_raw_os_error(error.errno()),
-        ReceiveProblem::Stream(StreamProblem::Io(error)) => Errno::from_io_error(error).unwrap_or(Errno::IO),
-        ReceiveProblem::Stream(_) => Errno::BADMSG,
-        ReceiveProblem::Differs { .. } => Errno::IO,
-        ReceiveProblem::Path(_) | ReceiveProblem::Order(_) => Errno::INVAL,
-        ReceiveProblem::NotFollowed { .. } => Errno::LOOP,
-        ReceiveProblem::NoParent { .. } | ReceiveProblem::NoCloneSource { .. } => Errno::NOENT,
-        ReceiveProblem::InProgress(_) => Errno::BUSY,
-        ReceiveProblem::Writable { .. } => Errno::STALE,
-        ReceiveProblem::TooMany { .. } => Errno::OVERFLOW,
-        ReceiveProblem::Exists(_) | ReceiveProblem::Incomplete { .. } => Errno::EXIST,
-        ReceiveProblem::NotSupported(_) => Errno::OPNOTSUPP,
-    };
     let has_advice = !matches!(*error.problem, ReceiveProblem::Fs(_));
-    CommandFailure { errno: errno.raw_os_error(), text: error.to_string(), has_advice }
+    CommandFailure { errno: error.problem.errno(), text: error.to_string(), has_advice }
 }
 
 const INPUT_BYTES: usize = 256 << 10;

@@ -117,21 +117,15 @@ impl Error {
     }
 }
 
-/// The error number for the reason why a stream was not received.
+/// The error number for the reason why a stream was not received. Some reasons have the number of the
+/// [`std::io::ErrorKind`] that describes them.
 fn errno_of_receive(problem: &ubtrfs_fs::ReceiveProblem) -> i32 {
     use ubtrfs_fs::ReceiveProblem as Problem;
-    let errno = match problem {
-        Problem::Fs(error) => return error.errno(),
-        Problem::NoParent { .. } | Problem::NoCloneSource { .. } => Errno::NOENT,
-        Problem::Writable { .. } => Errno::PERM,
-        Problem::TooMany { .. } => Errno::OVERFLOW,
-        Problem::Exists(_) | Problem::Incomplete { .. } => Errno::EXIST,
-        Problem::InProgress(_) => Errno::BUSY,
-        Problem::Differs { .. } => Errno::IO,
-        Problem::NotSupported(_) => Errno::OPNOTSUPP,
-        Problem::Stream(_) | Problem::Path(_) | Problem::NotFollowed { .. } | Problem::Order(_) => Errno::INVAL,
-    };
-    errno.raw_os_error()
+    match problem {
+        Problem::Stream(_) | Problem::NotFollowed { .. } => Errno::INVAL.raw_os_error(),
+        Problem::Writable { .. } => Errno::PERM.raw_os_error(),
+        problem => problem.errno(),
+    }
 }
 
 impl From<Error> for io::Error {

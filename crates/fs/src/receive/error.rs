@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use rustix::io::Errno;
 use ubtrfs_stream::{PathProblem, Position, StreamError, StreamProblem};
 use uuid::Uuid;
 
@@ -100,6 +101,27 @@ pub enum ReceiveProblem {
     /// The command is not allowed at this place of the stream.
     #[error("{0}")]
     Order(&'static str),
+}
+
+impl ReceiveProblem {
+    /// The Linux error number.
+    pub fn errno(&self) -> i32 {
+        let errno = match self {
+            Self::Fs(error) => return error.errno(),
+            Self::Stream(StreamProblem::Io(error)) => Errno::from_io_error(error).unwrap_or(Errno::IO),
+            Self::Stream(_) => Errno::BADMSG,
+            Self::Differs { .. } => Errno::IO,
+            Self::Path(_) | Self::Order(_) => Errno::INVAL,
+            Self::NotFollowed { .. } => Errno::LOOP,
+            Self::NoParent { .. } | Self::NoCloneSource { .. } => Errno::NOENT,
+            Self::InProgress(_) => Errno::BUSY,
+            Self::Writable { .. } => Errno::STALE,
+            Self::TooMany { .. } => Errno::OVERFLOW,
+            Self::Exists(_) | Self::Incomplete { .. } => Errno::EXIST,
+            Self::NotSupported(_) => Errno::OPNOTSUPP,
+        };
+        errno.raw_os_error()
+    }
 }
 
 impl fmt::Display for ReceiveError {
