@@ -173,8 +173,7 @@ fn child(context: &CommandContext<'_>, below: FileNr, subvolume: RootId, dirid: 
     while len_bytes <= PATH_BYTES_MAX {
         if dir == top {
             names.reverse();
-            let name = info.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_vec();
-            return Ok(Response::Child { name, path: names.join(&b'/') });
+            return Ok(Response::Child { name: info.name().to_vec(), path: names.join(&b'/') });
         }
         if dir == InodeId::root_of(dir.root) {
             break;

@@ -314,8 +314,7 @@ fn delete_by_id(context: &CommandContext<'_>, id: RootId) -> Result<()> {
     }
     let info = context.fs.subvolume_info(id)?;
     let parent = info.parent.ok_or(Error::NotFound)?;
-    let name = info.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    delete(context, InodeId { root: parent, ino: info.dirid }, name, Some(id))
+    delete(context, InodeId { root: parent, ino: info.dirid }, info.name(), Some(id))
 }
 
 /// Deletes the subvolume with a name in `dir`. If `expected` is given, the subvolume must have this id.

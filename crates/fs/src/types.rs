@@ -367,6 +367,11 @@ pub struct SubvolumeInfo {
 }
 
 impl SubvolumeInfo {
+    /// The last name of its path; empty for the top level.
+    pub fn name(&self) -> &[u8] {
+        self.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
+    }
+
     /// Describes a subvolume by its root item, which does not tell its path and its parent.
     pub fn without_name(id: RootId, item: &RootItem) -> Self {
         Self {

@@ -503,8 +503,7 @@ impl ReceiveSession<'_> {
     fn delete_wherever_it_is(&self, id: RootId) -> Result<(), Error> {
         let info = self.fs.subvolume_info(id)?;
         let root = info.parent.ok_or(Error::NotFound)?;
-        let name = info.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-        self.fs.delete_subvolume(InodeId { root, ino: info.dirid }, name, Some(id))
+        self.fs.delete_subvolume(InodeId { root, ino: info.dirid }, info.name(), Some(id))
     }
 
     /// The subvolume to clone from.

@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     store.check_encryption(&found, &keys)?;
     with_channel(&args.subvolume, &args.image, ImageUse::Read, |channel| {
         let info = snapshot(channel, &args.subvolume)?;
-        let name = name_of(&info).to_vec();
+        let name = info.name().to_vec();
         if name.is_empty() || info.uuid.is_nil() {
             bail!("{} has no name or no UUID; push a snapshot of it", args.subvolume);
         }
@@ -112,7 +112,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let key = key_of(&info);
         let parent = choose_parent(args, channel, &store, &keys, &info, &found)?;
         let pushed = upload(args, channel, &store, &keys, &info, parent.as_ref().map(|(info, _)| info))?;
-        let since = parent.as_ref().map(|(info, _)| printable(name_of(info)));
+        let since = parent.as_ref().map(|(info, _)| printable(info.name()));
         let parent = parent.map(|(_, key)| key);
         if let Some(parent) = parent
             && !store.snapshots()?.iter().any(|found| found.key == parent)
@@ -137,11 +137,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         store.put_manifest(&manifest, &keys).context("all parts are in the store, but not their manifest")?;
         report(args, &manifest, &pushed, since.as_deref(), keys.encrypts())
     })
-}
-
-/// The last name of a snapshot's path.
-fn name_of(info: &SubvolumeInfo) -> &[u8] {
-    info.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 
 /// Chooses the snapshot from which the difference is pushed: that of `-p`, or the newest one that both sides have and

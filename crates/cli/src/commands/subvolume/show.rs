@@ -139,7 +139,7 @@ fn text<'a>(
     snapshots: impl Iterator<Item = &'a SubvolumeInfo>,
 ) -> Result<String, std::fmt::Error> {
     let is_top = info.id == RootId::FS_TREE;
-    let name = info.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    let name = info.name();
     let parent = info.parent.map_or(0, |parent| parent.0);
     let time = |time: Timespec| match time.sec {
         0 => "-".to_owned(),
