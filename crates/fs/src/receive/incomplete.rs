@@ -17,16 +17,16 @@
 //! - I3. A stopped subvolume is resumed only if no inode in it has changed since: no change time is later than the
 //!   mark. Only nodes of the mark's transaction and later ones are searched. Reading files changes only access times,
 //!   so it does not prevent resuming.
-//! - I4. What a killed receive left is recognized, so that a later receive may delete it: it is marked "receiving" by the
-//!   same stream, and no inode in it changed more than [`SLACK_SECS`] after the mark, which a receive writes again every
-//!   [`MARK_INTERVAL`]. So what somebody changed later is not deleted. Or the program was killed after the commit that made
-//!   the subvolume and before the commit of the mark: then there is no mark, and nothing changed since that commit.
+//! - I4. A receive may delete what a killed receive of the same stream left, but not what somebody changed since. A receive
+//!   writes its mark again every [`MARK_INTERVAL`]. So all its changes come at most [`SLACK_SECS`] after the mark. A program
+//!   that was killed between the commit of the subvolume and the commit of its mark leaves no mark. Then nothing in the
+//!   subvolume changed since it was made.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use ubtrfs_format::hash::crc32c_raw;
-use ubtrfs_format::item::{InodeItem, Timespec};
+use ubtrfs_format::item::{InodeItem, RootItem, Timespec};
 use ubtrfs_format::{Generation, KeyType, RootId};
 use ubtrfs_stream::FrameHeader;
 use ubtrfs_transaction::{CommittedTree, Received};
@@ -34,6 +34,7 @@ use ubtrfs_tree::Item;
 use uuid::Uuid;
 
 use super::error::ReceiveProblem;
+use super::session::ReceiveOptions;
 use crate::inode::xattr;
 use crate::items::dir_item;
 use crate::session::context::MetadataPurpose;
@@ -187,16 +188,18 @@ impl Fs {
         Ok(self.engine.commit()?)
     }
 
-    /// Finds the incomplete subvolume to resume under a name. Returns `None` if the name is free. Fails if the name is
-    /// taken by anything that cannot be resumed. `receives` are the running receives.
+    /// Finds the incomplete subvolume to resume under a name. Returns `None` if the name is free, also after what a killed
+    /// receive left was deleted as `options` say. Fails if the name is taken by anything that cannot be resumed. `receives`
+    /// are the running receives.
     pub(crate) fn resumable(
         &self,
         dir: InodeId,
         name: &[u8],
         sent: &SentSubvolume,
-        keep: bool,
+        options: &ReceiveOptions,
         receives: &ReceivesGuard<'_>,
     ) -> Result<Option<(RootId, ReceiveProgress)>, ReceiveProblem> {
+        let keep = options.keep;
         let exists = || ReceiveProblem::Exists(name.to_vec());
         let id = match self.find_subvolume(dir, name) {
             Ok((id, _)) => id,
@@ -220,6 +223,14 @@ impl Fs {
             Err(Error::NoData) => None,
             Err(error) => return Err(error.into()),
         };
+        if options.replaces && self.is_left(id, &item, mark.as_ref(), sent)? {
+            return match self.delete_subvolume(dir, name, Some(id)) {
+                Ok(()) => Ok(None),
+                Err(_) => incomplete(
+                    "it cannot be deleted, such as for a subvolume in it; delete that first: ubtrfs subvolume delete",
+                ),
+            };
+        }
         match mark {
             Some(Mark { sent: other, .. }) if other != *sent => {
                 incomplete("it is of another stream; delete it first: ubtrfs subvolume delete")
@@ -238,46 +249,24 @@ impl Fs {
         }
     }
 
-    /// Finds the subvolume that a receive of the same stream left under a name when the program was killed (I4).
-    /// `receives` are the running receives.
-    pub(crate) fn leftover(
-        &self,
-        dir: InodeId,
-        name: &[u8],
-        sent: &SentSubvolume,
-        receives: &ReceivesGuard<'_>,
-    ) -> Result<Option<RootId>> {
-        let id = match self.find_subvolume(dir, name) {
-            Ok((id, _)) => id,
-            Err(Error::NotFound | Error::InvalidArgument(_)) => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let item = self.engine.root_item(id)?.ok_or(Error::NotFound)?;
-        let is_incomplete = item.received_uuid.is_nil()
-            && item.rtransid.0 == 0
-            && item.stransid == first_stransid(sent)
-            && !self.subvolume(id)?.is_read_only()
-            && !receives.has(id);
-        if !is_incomplete {
-            return Ok(None);
+    /// Whether a killed receive of the same stream left this subvolume, and nobody changed it since (I4).
+    fn is_left(&self, id: RootId, item: &RootItem, mark: Option<&Mark>, sent: &SentSubvolume) -> Result<bool> {
+        if item.rtransid.0 != 0 || item.stransid != first_stransid(sent) {
+            return Ok(false);
         }
-        let is_left = match self.getxattr(InodeId::root_of(id), INCOMPLETE_XATTR.as_bytes()) {
-            Ok(value) => match Mark::decode(&value) {
-                Some(mark) if mark.stopped.is_none() && mark.sent == *sent => {
-                    let sec = mark.at.sec.saturating_add(SLACK_SECS);
-                    !self.has_changed_since(id, &Mark { at: Timespec { sec, ..mark.at }, ..mark })?
-                }
-                _ => false,
-            },
-            Err(Error::NoData) => {
+        match mark {
+            Some(mark) if mark.stopped.is_none() && mark.sent == *sent => {
+                let sec = mark.at.sec.saturating_add(SLACK_SECS);
+                Ok(!self.has_changed_since(id, &Mark { at: Timespec { sec, ..mark.at }, ..*mark })?)
+            }
+            Some(_) => Ok(false),
+            None => {
                 self.flush_tagged(Some(id))?;
                 self.engine.commit()?;
                 let item = self.engine.root_item(id)?.ok_or(Error::NotFound)?;
-                item.generation == item.otransid
+                Ok(item.generation == item.otransid)
             }
-            Err(error) => return Err(error),
-        };
-        Ok(is_left.then_some(id))
+        }
     }
 
     /// Whether the UUID tree has room for another subvolume with this received UUID.

@@ -354,15 +354,7 @@ impl ReceiveSession<'_> {
         while let Ok((id, _)) = self.fs.find_subvolume(dir, name)
             && receives.wait_for_end(id)
         {}
-        if self.options.replaces
-            && let Some(left) = self.fs.leftover(dir, name, &sent, &receives)?
-        {
-            let hint =
-                "it cannot be deleted, such as for a subvolume in it; delete that first: ubtrfs subvolume delete";
-            let kept = |_| ReceiveProblem::Incomplete { name: name.to_vec(), hint };
-            self.fs.delete_subvolume(dir, name, Some(left)).map_err(kept)?;
-        }
-        let resumed = self.fs.resumable(dir, name, &sent, self.options.keep, &receives)?;
+        let resumed = self.fs.resumable(dir, name, &sent, self.options, &receives)?;
         let (id, target) = match resumed {
             Some((id, progress)) => (id, progress),
             None => {
