@@ -16,6 +16,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
+use rustix::fs::Mode;
 use ubtrfs_format::item::Timespec;
 use ubtrfs_remote::{FoundSnapshot, RemoteKeys, RemoteStore, SnapshotKey, SnapshotManifest, SnapshotTime, StoreUsage};
 
@@ -88,14 +89,14 @@ impl StoreArgs {
         Ok(Arc::new(keys.with_unsealed(*unsealed)))
     }
 
-    fn is_directory(&self) -> bool {
-        RemoteStore::directory(&self.url).is_some()
-    }
-
     fn open(&self, usage: StoreUsage) -> anyhow::Result<RemoteStore> {
         if let Some(dir) = RemoteStore::directory(&self.url) {
             await_server(&dir)?;
             refuse_names_of_others(&dir)?;
+            if usage == StoreUsage::Write {
+                // Snapshots have files that only their owners may read, so others may not read the store.
+                rustix::process::umask(Mode::RWXG | Mode::RWXO);
+            }
         }
         Ok(RemoteStore::open(&self.url, usage)?)
     }

@@ -13,7 +13,6 @@ use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
-use rustix::fs::Mode;
 use serde_json::json;
 use ubtrfs_control::{Channel, Request as AnyRequest, Response, send};
 use ubtrfs_fs::SubvolumeInfo;
@@ -86,10 +85,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         bail!("{subvolume} and {parent} are not in the same filesystem; name paths in one mount or one image");
     }
     let keys = args.store.keys()?;
-    if args.store.is_directory() {
-        // The snapshot has files that only their owners may read, so others may not read the store.
-        rustix::process::umask(Mode::RWXG | Mode::RWXO);
-    }
     let store = args.store.open(StoreUsage::Write)?;
     let mark = store.begin(StoreWork::Push)?;
     let found = store.snapshots()?;
