@@ -69,6 +69,11 @@ pub(crate) fn parse_memory(text: &str) -> Result<u64, String> {
 /// The smallest memory limit with which all parts of the budget work.
 const MEMORY_MIN: u64 = 16 << 20;
 
+/// A number with the word for what it counts, for one or for several.
+pub(crate) fn counted(nr: u64, one: &str, several: &str) -> String {
+    format!("{nr} {}", if nr == 1 { one } else { several })
+}
+
 /// Formats a size as btrfs-progs does, such as `1.60GiB`.
 pub(crate) fn format_size(bytes: u64) -> String {
     crate::units::Units::default().format(bytes)

@@ -17,7 +17,7 @@ use super::held::refuse_change_of;
 use super::text::printable;
 use super::{ImageOptions, ImagePath, ImagePathParser, ImageUse, misplaced, mount_options, with_devices, with_image};
 use crate::commands::place::await_server;
-use crate::common::{Shown, calling_user, format_size, parse_size, print_out, progress_bytes, warn};
+use crate::common::{Shown, calling_user, counted, format_size, parse_size, print_out, progress_bytes, warn};
 use crate::interrupt;
 use crate::new_image::NewImage;
 
@@ -158,6 +158,6 @@ fn summary(report: &ImportReport, elapsed: Duration, json: bool) -> String {
     let rate = format_size((report.bytes as f64 / seconds.max(1e-9)) as u64);
     let bytes = format_size(report.bytes);
     let failed = if report.failed == 0 { String::new() } else { format!("; {} failed", report.failed) };
-    let entries = if report.entries == 1 { "1 entry".to_owned() } else { format!("{} entries", report.entries) };
+    let entries = counted(report.entries, "entry", "entries");
     format!("imported {entries}, {bytes} in {seconds:.2} s ({rate}/s){failed}\n")
 }

@@ -22,7 +22,7 @@ use ubtrfs_remote::{FoundSnapshot, RemoteKeys, RemoteStore, SnapshotKey, Snapsho
 
 use super::offline::text::printable;
 use super::place::{await_server, refuse_names_of_others};
-use crate::common::warn;
+use crate::common::{counted, warn};
 
 /// Show, check and remove the snapshots in an object store
 #[derive(clap::Args)]
@@ -167,7 +167,7 @@ const NO_SNAPSHOTS: &str = "the store has no snapshots; check the URL, or push o
 
 /// The number of parts in words.
 fn parts(nr: usize) -> String {
-    if nr == 1 { "1 part".to_owned() } else { format!("{nr} parts") }
+    counted(nr as u64, "part", "parts")
 }
 
 fn time_of(time: SnapshotTime) -> Timespec {
