@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::manifest::SnapshotKey;
 
@@ -145,6 +146,11 @@ pub enum RemoteError {
 impl RemoteError {
     pub(crate) fn damaged(object: impl Into<String>, what: impl Into<String>) -> Self {
         Self::Damaged { object: object.into(), what: what.into() }
+    }
+
+    /// `url` did not answer within this time.
+    pub(crate) fn late(url: &str, limit: Duration) -> Self {
+        Self::Late { url: url.to_owned(), seconds: limit.as_secs() }
     }
 
     pub(crate) fn request(verb: &'static str, object: &str, cause: &object_store::Error) -> Self {

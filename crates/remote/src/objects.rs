@@ -177,7 +177,7 @@ impl RemoteObjects {
 
 /// The error of a store that does not answer.
 fn silent() -> RemoteError {
-    RemoteError::Late { url: "the store".to_owned(), seconds: SILENCE.as_secs() }
+    RemoteError::late("the store", SILENCE)
 }
 
 /// Whether a repetition would fail too.

@@ -80,7 +80,7 @@ impl RemoteImage {
         let found = runtime.block_on(async { timeout(READ_TIME, store.head(&path)).await });
         let meta = match found {
             Ok(found) => found.map_err(|error| RemoteError::request("read", url, &error))?,
-            Err(_) => return Err(late(url)),
+            Err(_) => return Err(RemoteError::late(url, READ_TIME)),
         };
         // A server does not compare a weak tag (RFC 9110, 13.1.1).
         let strong = meta.e_tag.clone().filter(|tag| !tag.starts_with("W/"));
@@ -126,7 +126,7 @@ impl RemoteImage {
             let bytes = loop {
                 match self.cache.wait(read, block, until) {
                     Some(found) => break found,
-                    None if Instant::now() >= until => return Err(late(&self.object.url)),
+                    None if Instant::now() >= until => return Err(RemoteError::late(&self.object.url, READ_TIME)),
                     // It was dropped before this thread had it.
                     None => self.fetch(BlockRead { last: block, ..read }, block),
                 }
@@ -171,7 +171,7 @@ impl ObjectVersion {
                 pause = pause.saturating_mul(3);
             }
         };
-        timeout(READ_TIME, repeated).await.unwrap_or_else(|_| Err(late(&self.url)))
+        timeout(READ_TIME, repeated).await.unwrap_or_else(|_| Err(RemoteError::late(&self.url, READ_TIME)))
     }
 
     async fn fetch_once(&self, run: BlockRun) -> Result<Vec<u8>> {
@@ -208,8 +208,4 @@ impl ObjectVersion {
             false => Err(RemoteError::damaged(&self.url, "the server sends less than was asked for")),
         }
     }
-}
-
-fn late(url: &str) -> RemoteError {
-    RemoteError::Late { url: url.to_owned(), seconds: READ_TIME.as_secs() }
 }
