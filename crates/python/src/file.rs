@@ -39,6 +39,18 @@ impl PythonFile {
         done.map_err(|failure| self.raise(py, failure))
     }
 
+    /// Returns `len` bytes at `offset`, which the caller knows to be in the file.
+    pub(crate) fn read_range<'py>(&self, py: Python<'py>, offset: u64, len: u64) -> PyResult<Bound<'py, PyBytes>> {
+        let len = usize::try_from(len)?;
+        let mut nr_read = 0;
+        let bytes = PyBytes::new_with(py, len, |buf| {
+            nr_read = self.run(py, |file| file.read_at(offset, buf))?;
+            Ok(())
+        })?;
+        // Another thread may have truncated the file.
+        Ok(if nr_read == len { bytes } else { PyBytes::new(py, &bytes.as_bytes()[..nr_read]) })
+    }
+
     fn raise(&self, py: Python<'_>, failure: FileFailure) -> PyErr {
         match failure {
             FileFailure::Closed => PyValueError::new_err("I/O operation on closed file."),
@@ -55,17 +67,10 @@ impl PythonFile {
 #[pymethods]
 impl PythonFile {
     /// Returns up to `size` bytes at `offset`; fewer at the end of the file.
-    pub(crate) fn read_at<'py>(&self, py: Python<'py>, offset: u64, size: u64) -> PyResult<Bound<'py, PyBytes>> {
+    fn read_at<'py>(&self, py: Python<'py>, offset: u64, size: u64) -> PyResult<Bound<'py, PyBytes>> {
         // The size on disk is not trusted, and a large `size` may be far past the end.
         let rest = self.run(py, |file| Ok(file.metadata()?.len()))?.saturating_sub(offset);
-        let len = usize::try_from(size.min(rest))?;
-        let mut nr_read = 0;
-        let bytes = PyBytes::new_with(py, len, |buf| {
-            nr_read = self.run(py, |file| file.read_at(offset, buf))?;
-            Ok(())
-        })?;
-        // Another thread may have truncated the file.
-        Ok(if nr_read == len { bytes } else { PyBytes::new(py, &bytes.as_bytes()[..nr_read]) })
+        self.read_range(py, offset, size.min(rest))
     }
 
     /// Writes all of `data` at `offset`.

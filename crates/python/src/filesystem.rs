@@ -326,7 +326,7 @@ impl PythonFilesystem {
         })?;
         // Dropped while the interpreter is detached (I2), also after an error.
         let file = PythonFile::new(file, self.exceptions.clone());
-        let read = file.read_at(py, 0, len);
+        let read = file.read_range(py, 0, len);
         file.close(py);
         read
     }
