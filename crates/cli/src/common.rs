@@ -259,7 +259,7 @@ pub(crate) fn print_usage(error: &clap::Error, commands: &str, tip: Option<&str>
     }
 }
 
-/// What is wrong with an argument that should be a number.
+/// Says why an argument is no number.
 fn number_problem(error: &std::num::ParseIntError) -> &'static str {
     use std::num::IntErrorKind;
     match error.kind() {

@@ -16,9 +16,9 @@ def test_snapshots_keep_what_was_there(fs: ubtrfs.Filesystem) -> None:
     fs.create_subvolume("/data")
     fs.write_bytes("/data/f", b"draft")
     fs.snapshot("/data", "/kept", read_only=True)
-    fs.snapshot("/data", "/work")
+    fs.snapshot("/data", "/draft")
     fs.write_bytes("/data/f", b"final")
-    fs.write_bytes("/work/f", b"other")
+    fs.write_bytes("/draft/f", b"other")
     assert [fs.read_bytes(f"/{name}/f") for name in ("data", "kept", "work")] == [b"final", b"draft", b"other"]
     with pytest.raises(OSError) as caught:
         fs.write_bytes("/kept/f", b"")
@@ -32,7 +32,7 @@ def test_snapshots_keep_what_was_there(fs: ubtrfs.Filesystem) -> None:
     assert data.created_ns > 1_500_000_000 * 10**9 and data.generation > 0
     assert [subvolume.path for subvolume in fs.subvolumes()] == ["", "data", "kept", "work"]
     assert fs.is_subvolume("/data") and not fs.is_subvolume("/data/f") and not fs.is_subvolume("/none")
-    fs.delete_subvolume("/work")
+    fs.delete_subvolume("/draft")
     assert fs.listdir("/") == ["data", "kept"]
     with pytest.raises(OSError):
         fs.subvolume("/data/f")

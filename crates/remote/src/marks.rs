@@ -21,7 +21,7 @@ use crate::Result;
 use crate::error::RemoteError;
 use crate::store::RemoteStore;
 
-/// What a command changes in a store.
+/// The work of a command that changes a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreWork {
     /// It adds a snapshot.

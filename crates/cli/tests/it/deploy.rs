@@ -373,7 +373,7 @@ fn as_user() -> Command {
     command
 }
 
-/// What a Containerfile makes.
+/// The image of a container that a Containerfile makes.
 #[derive(Default)]
 struct Container {
     /// The files of the last stage.

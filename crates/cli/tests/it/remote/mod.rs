@@ -156,10 +156,10 @@ fn snapshots_go_through_a_store_and_come_back() {
         bed.check(&["monday", "tuesday", "wednesday"]);
         // A pulled snapshot has the identity of the pushed one.
         assert_eq!(bed.ok("push b.img:/tuesday URL"), "tuesday is in the store already\n");
-        // What was made from a pulled one is pushed as a difference.
-        bed.ok("subvolume snapshot b.img:/wednesday b.img:/work");
-        bed.ok("cp changed b.img:/work/later");
-        bed.ok("subvolume snapshot -r b.img:/work b.img:/later");
+        // A push of a changed copy sends only the difference.
+        bed.ok("subvolume snapshot b.img:/wednesday b.img:/draft");
+        bed.ok("cp changed b.img:/draft/later");
+        bed.ok("subvolume snapshot -r b.img:/draft b.img:/later");
         let later = bed.json("push --json b.img:/later URL");
         assert!(later["stream_bytes"].as_u64().unwrap() < 100_000, "{later}");
     }
