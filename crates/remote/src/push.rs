@@ -3,6 +3,7 @@
 //! - U1. At most [`PushOptions::uploads`] parts are in memory.
 //! - U2. A part that an earlier push uploaded is not uploaded again. It is found by its index and its tag, so its bytes
 //!   are the same, whatever the stream was that held it.
+//! - U3. When a push has returned, none of its uploads begins another request.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Read;
@@ -83,6 +84,10 @@ impl RemoteStore {
             self.runtime.spawn(upload)
         });
         running.iter().for_each(JoinHandle::abort);
+        for upload in running {
+            // An aborted upload ends where it waits, so this does not wait for the store (U3).
+            drop(self.runtime.block_on(upload));
+        }
         result?;
         if done.parts.is_empty() {
             let source = std::io::ErrorKind::UnexpectedEof.into();
