@@ -266,25 +266,16 @@ impl FileDevice {
     /// # Errors
     /// The file cannot be read.
     pub fn has_content(&self) -> io::Result<bool> {
-        let end = self.len_bytes();
-        let mut buf = vec![0; CONTENT_STEP];
-        let mut at = 0;
-        while at < end {
-            at = match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(at)) {
-                Ok(data) => data,
+        has_content(
+            self.len_bytes(),
+            |at| match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(at)) {
+                Ok(data) => Ok(data),
                 // Nothing but a hole is left.
-                Err(Errno::NXIO) => return Ok(false),
-                Err(_) => at,
-            };
-            let len = usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX).min(buf.len());
-            let piece = &mut buf[..len];
-            self.file.read_exact_at(piece, at)?;
-            if piece.iter().any(|byte| *byte != 0) {
-                return Ok(true);
-            }
-            at = at.saturating_add(len as u64);
-        }
-        Ok(false)
+                Err(Errno::NXIO) => Ok(u64::MAX),
+                Err(_) => Ok(at),
+            },
+            |at, buf| self.file.read_exact_at(buf, at),
+        )
     }
 
     /// Whether the device is a block device.
@@ -321,6 +312,26 @@ impl FileDevice {
 
 /// Bytes that are read at once to find content.
 const CONTENT_STEP: usize = 1 << 20;
+
+/// Whether a device of `end` bytes holds anything but zeros. `next_data` leads from a place to the next one that may.
+pub(crate) fn has_content(
+    end: u64,
+    next_data: impl Fn(u64) -> io::Result<u64>,
+    read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
+) -> io::Result<bool> {
+    let mut buf = vec![0; CONTENT_STEP];
+    let mut at = next_data(0)?;
+    while at < end {
+        let len = usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX).min(buf.len());
+        let piece = &mut buf[..len];
+        read(at, piece)?;
+        if piece.iter().any(|byte| *byte != 0) {
+            return Ok(true);
+        }
+        at = next_data(at.saturating_add(len as u64))?;
+    }
+    Ok(false)
+}
 
 /// A path that leads to an open file: `path` if there is no /proc.
 fn way_to(found: impl AsFd, path: &Path) -> PathBuf {

@@ -58,7 +58,7 @@ pub use mount_calls::{change_mount_flags, open_fuse_root};
 pub use mount_ioctl::{ASK_MOUNT, ASK_MOUNT_LEN, ask_mount};
 pub use mounted::{find_server, is_being_mounted, is_served_here, is_unlocked, lock_holders, loop_file};
 pub use named_device::NamedDevice;
-pub use nbd_device::{NbdDevice, is_object_url, is_url};
+pub use nbd_device::{NbdDevice, has_relative_path, is_object_url, is_url};
 pub use open_error::OpenError;
 pub use stdio::{keep_files_from_children, stdin_was_closed, stdout_was_closed};
 pub use ubtrfs_nbd::{Content as NbdContent, serve as serve_nbd, set_object_opener};
@@ -95,6 +95,12 @@ pub trait Device: Send + Sync + fmt::Debug {
             at += buf.len() as u64;
         }
         Ok(())
+    }
+
+    /// Writes all of `buf` at `offset`, so that it is durable afterwards. `None`, and nothing was written, if the device has
+    /// no such writes: a write and a flush do the same. Unlike [`Device::flush`], this makes no other writes durable.
+    fn write_durable_at(&self, _offset: u64, _buf: &[u8]) -> Option<io::Result<()>> {
+        None
     }
 
     /// Makes all completed writes durable.

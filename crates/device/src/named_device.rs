@@ -89,6 +89,19 @@ impl NamedDevice {
         }
     }
 
+    /// Whether the device has anything but zeros, if nobody expects other content there: in an image file, and in an export
+    /// whose server tells where zeros are. Block devices are not looked at.
+    ///
+    /// # Errors
+    /// The device cannot be read.
+    pub fn has_content(&self) -> io::Result<bool> {
+        match self {
+            Self::File(device) if device.is_block_device() => Ok(false),
+            Self::File(device) => device.has_content(),
+            Self::Network(device) => device.has_content(),
+        }
+    }
+
     /// Gives an image file this size. A block device or an export must be large enough.
     ///
     /// # Errors
@@ -138,6 +151,10 @@ impl Device for NamedDevice {
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         self.device().write_vectored_at(offset, bufs)
+    }
+
+    fn write_durable_at(&self, offset: u64, buf: &[u8]) -> Option<io::Result<()>> {
+        self.device().write_durable_at(offset, buf)
     }
 
     fn flush(&self) -> io::Result<()> {

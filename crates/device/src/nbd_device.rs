@@ -20,7 +20,7 @@ use ubtrfs_format::print::escaped;
 use ubtrfs_nbd::{Client, NbdError, NbdUrl, Settings, dial};
 
 use crate::Device;
-use crate::file::Access;
+use crate::file::{Access, has_content};
 use crate::mounted;
 use crate::open_error::OpenError;
 
@@ -33,6 +33,14 @@ pub fn is_url(name: &Path) -> bool {
 /// Whether the name of a device is the URL of an object, which can only be read.
 pub fn is_object_url(name: &Path) -> bool {
     NbdUrl::of_path(name).is_some_and(|url| url.is_ok_and(|url| url.is_object()))
+}
+
+/// Whether the name of a device means another place in another working directory.
+pub fn has_relative_path(name: &Path) -> bool {
+    match NbdUrl::of_path(name) {
+        Some(url) => url.is_ok_and(|url| url.has_relative_path()),
+        None => name.is_relative(),
+    }
 }
 
 /// An export of an NBD server.
@@ -84,6 +92,18 @@ impl NbdDevice {
         &self.name
     }
 
+    /// Whether the export has anything but zeros. False if the server does not tell where zeros are, because looking at all
+    /// of an export may take hours.
+    ///
+    /// # Errors
+    /// The export cannot be read.
+    pub fn has_content(&self) -> io::Result<bool> {
+        if !self.client.tells_zeros() {
+            return Ok(false);
+        }
+        has_content(self.len_bytes(), |at| self.client.next_data(at), |at, buf| self.read_at(at, buf))
+    }
+
     fn check_writable(&self) -> io::Result<()> {
         match self.access {
             Access::ReadWrite => Ok(()),
@@ -112,6 +132,13 @@ impl Device for NbdDevice {
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         self.check_writable()?;
         self.client.write(offset, bufs)
+    }
+
+    fn write_durable_at(&self, offset: u64, buf: &[u8]) -> Option<io::Result<()>> {
+        match self.check_writable() {
+            Ok(()) => self.client.write_durably(offset, &[IoSlice::new(buf)]),
+            Err(error) => Some(Err(error)),
+        }
     }
 
     fn flush(&self) -> io::Result<()> {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use crate::buffers::copy_to;
+use crate::buffers::{copy_to, push_part};
 use crate::connection::{NR_PIECES_MAX, Piece, RequestError, ServerError, SharedConnection, Transfer};
 use crate::dial::{Dialed, dial_with};
 use crate::error::NbdError;
@@ -75,6 +75,10 @@ struct Revival {
 const PIECE_LEN: u32 = 512 << 10;
 /// Bytes of a discard that the server gets as one request.
 const TRIM_LEN: u32 = 1 << 30;
+/// Zeros that are not sent have at least this many bytes. A server may take longer for a few zeros than for a write.
+const ZEROES_LEN: u32 = 64 << 10;
+/// Requests for the status of ranges that one search makes. A server may tell of less than it was asked for.
+const NR_STATUS_MAX: u32 = 1 << 16;
 /// How long a further connection may take. A server that permits several may still be at its limit.
 const FURTHER_PATIENCE: Duration = Duration::from_secs(2);
 /// The pause between attempts to connect again while a read waits.
@@ -161,11 +165,11 @@ impl Client {
     }
 
     fn read_blocks(&self, offset: u64, len: usize, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
-        for window in self.pieces(offset, len).chunks(NR_PIECES_MAX) {
+        for window in self.pieces(CommandCode::Read, offset, len).chunks(NR_PIECES_MAX) {
             let slot = self.slot()?;
             let mut connection = Arc::clone(&slot.lock());
             for attempt in 0..=NR_REVIVALS_MAX {
-                match connection.run(CommandCode::Read, window, Transfer::Read(bufs)) {
+                match connection.run(window, Transfer::Read(bufs)) {
                     Ok(()) => break,
                     Err(RequestError::Server(error)) if error.number != wire::ESHUTDOWN => {
                         return Err(system_error(&error));
@@ -183,21 +187,63 @@ impl Client {
         Ok(())
     }
 
-    /// Writes all of `bufs` at `offset`. The data is durable after a later flush.
+    /// Writes all of `bufs` at `offset`. The data is durable after a later flush. Long runs of zeros are not sent, if the
+    /// server writes them by itself.
     ///
     /// # Errors
     /// `WriteZero` past the end of the export; the server's error; a connection was lost (N1).
     pub fn write(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        let mut pieces = self.pieces_to_write(offset, bufs)?;
+        if self.export.flags.can_write_zeroes() {
+            for piece in &mut pieces {
+                if piece.len >= ZEROES_LEN
+                    && is_zero(bufs, piece.start, piece.start.saturating_add(as_len(u64::from(piece.len))))
+                {
+                    piece.command = CommandCode::WriteZeroes;
+                }
+            }
+        }
+        pieces.chunks(NR_PIECES_MAX).try_for_each(|window| self.change(window, Transfer::Write(bufs)))
+    }
+
+    /// Writes all of `bufs` at `offset`, so that they are durable afterwards. `None` if the server has no such writes.
+    /// Unlike [`Client::flush`], this makes no other writes durable.
+    ///
+    /// # Errors
+    /// As for [`Client::write`]. No later flush succeeds, because the server may have lost the data.
+    pub fn write_durably(&self, offset: u64, bufs: &[IoSlice<'_>]) -> Option<io::Result<()>> {
+        self.export.flags.can_write_durably().then(|| {
+            let mut pieces = self.pieces_to_write(offset, bufs)?;
+            pieces.iter_mut().for_each(|piece| piece.is_durable = true);
+            for window in pieces.chunks(NR_PIECES_MAX) {
+                // Without other changes since the last flush, nothing that is not durable is left.
+                let before = self.changes.load(Ordering::Acquire);
+                let was_flushed = self.flushed.load(Ordering::Acquire) == before;
+                self.change(window, Transfer::Write(bufs)).map_err(|error| self.lost_data("durable write", error))?;
+                if was_flushed {
+                    let after = before.saturating_add(2);
+                    let _ = self.flushed.compare_exchange(before, after, Ordering::AcqRel, Ordering::Acquire);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// The requests of a write.
+    fn pieces_to_write(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<Vec<Piece>> {
         let len: usize = bufs.iter().map(|buf| buf.len()).sum();
         self.check_range(offset, len, io::ErrorKind::WriteZero)?;
         if !self.is_aligned(offset, len) {
             let text = format!("{} takes only writes of whole blocks of {} bytes", self.url, self.export.min_block);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        for window in self.pieces(offset, len).chunks(NR_PIECES_MAX) {
-            self.change(CommandCode::Write, window, Transfer::Write(bufs))?;
-        }
-        Ok(())
+        Ok(self.pieces(CommandCode::Write, offset, len))
+    }
+
+    /// Notes that the server may have lost data (N1).
+    fn lost_data(&self, what: &str, error: io::Error) -> io::Error {
+        let _ = self.failure.set(format!("an earlier {what} failed: {error}"));
+        error
     }
 
     /// Makes all writes durable that succeeded before.
@@ -206,16 +252,57 @@ impl Client {
     /// The server's error; a connection was lost, or an earlier flush failed (N1).
     pub fn flush(&self) -> io::Result<()> {
         let changes = self.changes.load(Ordering::Acquire);
-        match self.change(CommandCode::Flush, &[Piece { offset: 0, start: 0, len: 0 }], Transfer::Nothing) {
-            Ok(()) => {
-                self.flushed.fetch_max(changes, Ordering::AcqRel);
-                Ok(())
+        let done = self.change(&[Piece::of(CommandCode::Flush, 0, 0)], Transfer::Nothing);
+        done.map_err(|error| self.lost_data("flush", error))?;
+        self.flushed.fetch_max(changes, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Whether the server tells which ranges read as zeros.
+    pub fn tells_zeros(&self) -> bool {
+        self.connections.first().is_some_and(|connection| connection.lock().tells_zeros())
+    }
+
+    /// The first place from `offset` on that may have anything but zeros, or the end of the export. Without the server's
+    /// help ([`Client::tells_zeros`]), that is `offset` itself.
+    ///
+    /// # Errors
+    /// The server's error; a connection was lost.
+    pub fn next_data(&self, offset: u64) -> io::Result<u64> {
+        let end = self.export.size_bytes;
+        if !self.tells_zeros() {
+            return Ok(offset.min(end));
+        }
+        let block = self.export.min_block.max(1);
+        let most = u32::MAX.checked_div(block).unwrap_or(0).saturating_mul(block);
+        let mut at = offset.checked_div(u64::from(block)).unwrap_or(0).saturating_mul(u64::from(block));
+        for _ in 0..NR_STATUS_MAX {
+            if at >= end {
+                return Ok(end.max(offset));
             }
-            Err(error) => {
-                let _ = self.failure.set(format!("an earlier flush failed: {error}"));
-                Err(error)
+            let len = u32::try_from(end.saturating_sub(at)).unwrap_or(most).min(most);
+            let mut ranges = Vec::new();
+            let connection = Arc::clone(&self.slot()?.lock());
+            let piece = Piece::of(CommandCode::BlockStatus, at, len);
+            match connection.run(&[piece], Transfer::Status(&mut ranges)) {
+                Ok(()) => {}
+                Err(RequestError::Server(error)) if error.number != wire::ESHUTDOWN => {
+                    return Err(system_error(&error));
+                }
+                Err(lost) => return Err(io::Error::new(io::ErrorKind::NotConnected, self.fail(&lost))),
+            }
+            let before = at;
+            for (len, is_zero) in ranges {
+                if !is_zero {
+                    return Ok(at.max(offset).min(end.max(offset)));
+                }
+                at = at.saturating_add(u64::from(len));
+            }
+            if at == before {
+                break;
             }
         }
+        Ok(at.max(offset))
     }
 
     /// Discards a range, whose content is undefined afterwards. Does nothing if the server takes no discards.
@@ -232,24 +319,24 @@ impl Client {
         let mut at = offset.next_multiple_of(block);
         while at < end {
             let len = u32::try_from(end.saturating_sub(at)).unwrap_or(TRIM_LEN).min(TRIM_LEN);
-            self.change(CommandCode::Trim, &[Piece { offset: at, start: 0, len }], Transfer::Nothing)?;
+            self.change(&[Piece::of(CommandCode::Trim, at, len)], Transfer::Nothing)?;
             at = at.saturating_add(u64::from(len));
         }
         Ok(())
     }
 
     /// Makes requests that change the export. A lost connection ends all changes (N1).
-    fn change(&self, command: CommandCode, pieces: &[Piece], transfer: Transfer<'_, '_>) -> io::Result<()> {
+    fn change(&self, pieces: &[Piece], transfer: Transfer<'_, '_>) -> io::Result<()> {
+        let is_flush = pieces.iter().any(|piece| piece.command == CommandCode::Flush);
         if let Some(why) = self.failure.get() {
             return Err(io::Error::new(io::ErrorKind::BrokenPipe, why.clone()));
         }
         let connection = Arc::clone(&self.slot()?.lock());
-        let counts = command != CommandCode::Flush;
-        if counts {
+        if !is_flush {
             self.changes.fetch_add(1, Ordering::AcqRel);
         }
-        let done = connection.run(command, pieces, transfer);
-        if counts {
+        let done = connection.run(pieces, transfer);
+        if !is_flush {
             self.changes.fetch_add(1, Ordering::AcqRel);
         }
         match done {
@@ -258,7 +345,7 @@ impl Client {
             Err(lost) => return Err(io::Error::new(io::ErrorKind::BrokenPipe, self.fail(&lost))),
         }
         // Another connection may have been lost meanwhile.
-        match self.failure.get().filter(|_| command == CommandCode::Flush) {
+        match self.failure.get().filter(|_| is_flush) {
             Some(why) => Err(io::Error::new(io::ErrorKind::BrokenPipe, why.clone())),
             None => Ok(()),
         }
@@ -345,7 +432,7 @@ impl Client {
     }
 
     /// Cuts a range into requests, at multiples of their largest length.
-    fn pieces(&self, offset: u64, len: usize) -> Vec<Piece> {
+    fn pieces(&self, command: CommandCode, offset: u64, len: usize) -> Vec<Piece> {
         let most = PIECE_LEN.max(self.export.preferred_block).min(self.export.max_block).max(1);
         let mut pieces = Vec::new();
         let mut start = 0usize;
@@ -353,7 +440,7 @@ impl Client {
             let at = offset.saturating_add(as_u64(start));
             let used = u32::try_from(at.checked_rem(u64::from(most)).unwrap_or(0)).unwrap_or(0);
             let left = u32::try_from(len.saturating_sub(start)).unwrap_or(u32::MAX);
-            let piece = Piece { offset: at, start, len: most.saturating_sub(used).min(left) };
+            let piece = Piece { start, ..Piece::of(command, at, most.saturating_sub(used).min(left)) };
             pieces.push(piece);
             start = start.saturating_add(usize::try_from(piece.len).unwrap_or(usize::MAX));
         }
@@ -384,6 +471,17 @@ fn system_error(error: &ServerError) -> io::Error {
         None if error.text.is_empty() => io::Error::from(Errno::IO),
         None => io::Error::other(format!("{}; the server says: {}", io::Error::from(Errno::IO), error.text)),
     }
+}
+
+/// Whether the bytes from `start` to `end` of buffers are zeros.
+fn is_zero(bufs: &[IoSlice<'_>], start: usize, end: usize) -> bool {
+    let mut parts = Vec::new();
+    push_part(&mut parts, bufs, start, end);
+    let is_zero = |part: &IoSlice<'_>| {
+        let (words, rest) = part.as_chunks::<16>();
+        words.iter().all(|word| *word == [0; 16]) && rest.iter().all(|byte| *byte == 0)
+    };
+    parts.iter().all(is_zero)
 }
 
 fn as_u64(len: usize) -> u64 {

@@ -38,6 +38,9 @@ pub(crate) const NR_PIECES_MAX: usize = 64;
 /// A request of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
+    pub(crate) command: CommandCode,
+    /// Whether a write is answered when it is durable.
+    pub(crate) is_durable: bool,
     /// Offset in the export.
     pub(crate) offset: u64,
     /// Offset in the operation's buffers.
@@ -46,10 +49,19 @@ pub(crate) struct Piece {
     pub(crate) len: u32,
 }
 
+impl Piece {
+    /// The only request of an operation, or the first one.
+    pub(crate) fn of(command: CommandCode, offset: u64, len: u32) -> Self {
+        Self { command, is_durable: false, offset, start: 0, len }
+    }
+}
+
 /// The buffers of an operation.
 pub(crate) enum Transfer<'t, 'b> {
     Read(&'t mut [IoSliceMut<'b>]),
     Write(&'t [IoSlice<'b>]),
+    /// The lengths of ranges, and whether they read as zeros.
+    Status(&'t mut Vec<(u32, bool)>),
     Nothing,
 }
 
@@ -76,6 +88,8 @@ pub(crate) struct ServerError {
 pub(crate) struct SharedConnection {
     socket: Socket,
     has_structured: bool,
+    /// The server's number of the context that tells which ranges read as zeros.
+    allocation: Option<u32>,
     /// How long an operation may last.
     limit: Duration,
     /// Held while a thread sends.
@@ -98,12 +112,20 @@ struct InFlight {
 #[derive(Debug)]
 struct Request {
     operation: u64,
-    is_read: bool,
-    /// Whether the server may take long: a flush, or a discard.
-    is_slow: bool,
     piece: Piece,
     received: ReceivedRanges,
     error: Option<ServerError>,
+}
+
+impl Request {
+    fn is_read(&self) -> bool {
+        self.piece.command == CommandCode::Read
+    }
+
+    /// Whether the server may take long.
+    fn is_slow(&self) -> bool {
+        matches!(self.piece.command, CommandCode::Flush | CommandCode::Trim) || self.piece.is_durable
+    }
 }
 
 #[derive(Debug)]
@@ -119,6 +141,8 @@ struct PendingOperation {
     /// Data that arrived while the thread was sending (C1): its place in the buffers, and the bytes or their number if
     /// they are zeros.
     early: Vec<(usize, EarlyData)>,
+    /// The ranges that a request for their status got.
+    status: Vec<(u32, bool)>,
     wake: Arc<Condvar>,
 }
 
@@ -152,26 +176,27 @@ impl SharedConnection {
         Ok(Self {
             socket: negotiated.socket,
             has_structured: negotiated.has_structured,
+            allocation: negotiated.allocation,
             limit: reply.saturating_mul(SLOW),
             sending: Mutex::default(),
             state: Mutex::new(state),
         })
     }
 
+    /// Whether the server tells which ranges read as zeros.
+    pub(crate) fn tells_zeros(&self) -> bool {
+        self.allocation.is_some()
+    }
+
     /// Sends the requests of an operation, at most [`NR_PIECES_MAX`], and waits for their replies. `transfer` has the
-    /// buffers for the command.
+    /// buffers for their commands.
     ///
     /// # Errors
     /// The server's first error; the loss of the connection.
-    pub(crate) fn run(
-        &self,
-        command: CommandCode,
-        pieces: &[Piece],
-        mut transfer: Transfer<'_, '_>,
-    ) -> Result<(), RequestError> {
+    pub(crate) fn run(&self, pieces: &[Piece], mut transfer: Transfer<'_, '_>) -> Result<(), RequestError> {
         let until = Instant::now().checked_add(self.limit);
-        let (cookie, operation, wake) = self.register(command, pieces)?;
-        if let Err(error) = self.send(command, cookie, pieces, &transfer) {
+        let (cookie, operation, wake) = self.register(pieces)?;
+        if let Err(error) = self.send(cookie, pieces, &transfer) {
             self.lose(&match error.kind() {
                 io::ErrorKind::WouldBlock => "the server takes no requests in time".to_owned(),
                 _ => error.to_string(),
@@ -181,7 +206,7 @@ impl SharedConnection {
     }
 
     /// Notes the requests of an operation. Returns the first cookie, the operation, and what wakes its thread.
-    fn register(&self, command: CommandCode, pieces: &[Piece]) -> Result<(u64, u64, Arc<Condvar>), RequestError> {
+    fn register(&self, pieces: &[Piece]) -> Result<(u64, u64, Arc<Condvar>), RequestError> {
         let mut state = self.state.lock();
         if let Some(why) = &state.lost {
             return Err(RequestError::Lost(Arc::clone(why)));
@@ -191,10 +216,7 @@ impl SharedConnection {
         for piece in pieces {
             let cookie = state.next_cookie;
             state.next_cookie = cookie.wrapping_add(1);
-            let is_read = command == CommandCode::Read;
-            let is_slow = matches!(command, CommandCode::Flush | CommandCode::Trim);
-            let (piece, received) = (*piece, ReceivedRanges::default());
-            let request = Request { operation, is_read, is_slow, piece, received, error: None };
+            let request = Request { operation, piece: *piece, received: ReceivedRanges::default(), error: None };
             state.requests.insert(cookie, request);
         }
         let wake = Arc::new(Condvar::new());
@@ -204,6 +226,7 @@ impl SharedConnection {
             is_waiting: false,
             handed: None,
             early: Vec::new(),
+            status: Vec::new(),
             wake: Arc::clone(&wake),
         };
         state.operations.insert(operation, waiting);
@@ -211,17 +234,19 @@ impl SharedConnection {
     }
 
     /// Sends the requests of an operation, with their data.
-    fn send(&self, command: CommandCode, first: u64, pieces: &[Piece], transfer: &Transfer<'_, '_>) -> io::Result<()> {
+    fn send(&self, first: u64, pieces: &[Piece], transfer: &Transfer<'_, '_>) -> io::Result<()> {
         let cookies = (0u64..).map(|nr| first.wrapping_add(nr));
         let heads: Vec<_> = pieces
             .iter()
             .zip(cookies)
-            .map(|(piece, cookie)| wire::request(command, cookie, piece.offset, piece.len))
+            .map(|(piece, cookie)| wire::request(piece.command, piece.is_durable, cookie, piece.offset, piece.len))
             .collect();
         let mut bufs = Vec::with_capacity(pieces.len().saturating_mul(2));
         for (piece, head) in pieces.iter().zip(&heads) {
             bufs.push(IoSlice::new(head));
-            if let Transfer::Write(data) = transfer {
+            if let Transfer::Write(data) = transfer
+                && piece.command == CommandCode::Write
+            {
                 push_part(&mut bufs, data, piece.start, piece.start.saturating_add(as_len(piece.len)));
             }
         }
@@ -321,7 +346,7 @@ impl SharedConnection {
     }
 
     fn has_slow_request(&self) -> bool {
-        self.state.lock().requests.values().any(|request| request.is_slow)
+        self.state.lock().requests.values().any(Request::is_slow)
     }
 
     /// Handles a reply after its header. The error is the reason why the connection is lost.
@@ -334,7 +359,7 @@ impl SharedConnection {
     ) -> Result<AfterReply, String> {
         match header {
             ReplyHeader::Simple { error: 0, cookie } => {
-                let (is_read, len) = self.look_up(cookie, |request| (request.is_read, request.piece.len))?;
+                let (is_read, len) = self.look_up(cookie, |request| (request.is_read(), request.piece.len))?;
                 match is_read {
                     false => self.finish(cookie, None, own),
                     true if self.has_structured => Err("the server answers a read with a simple reply".to_owned()),
@@ -355,6 +380,10 @@ impl SharedConnection {
             }
             ReplyHeader::Chunk { is_last, kind: chunk::OFFSET_HOLE, cookie, len: 12 } => {
                 self.hole(reader, cookie, is_last, own, transfer)
+            }
+            ReplyHeader::Chunk { is_last, kind: chunk::BLOCK_STATUS, cookie, len } => {
+                self.status(reader, cookie, len)?;
+                if is_last { self.finish(cookie, None, own) } else { Ok(AfterReply::GoOn) }
             }
             ReplyHeader::Chunk { is_last: true, kind: chunk::NONE, cookie, len: 0 } => self.finish(cookie, None, own),
             ReplyHeader::Chunk { is_last, kind, cookie, len } if kind & chunk::ERROR != 0 => {
@@ -430,10 +459,38 @@ impl SharedConnection {
         if is_last { self.finish(cookie, None, own) } else { Ok(AfterReply::GoOn) }
     }
 
+    /// Reads the status of ranges. They are few, so any thread keeps them for their operation.
+    fn status(&self, reader: &mut ReplyReader, cookie: u64, len: u32) -> Result<(), String> {
+        let wrong = || "the server tells the status of ranges in a wrong way".to_owned();
+        if !(12..=STATUS_LEN_MAX).contains(&len) || self.allocation.is_none() {
+            return Err(wrong());
+        }
+        let payload = reader.bytes(&self.socket, as_len(len))?;
+        let mut fields = BigEndianFields(&payload);
+        if fields.u32() != self.allocation {
+            return Err(wrong());
+        }
+        let ranges: Vec<(u32, bool)> = std::iter::from_fn(|| fields.u32().zip(fields.u32()))
+            .map(|(len, flags)| (len, flags & wire::STATE_ZERO != 0))
+            .collect();
+        if !fields.0.is_empty() || ranges.iter().any(|(len, _)| *len == 0) {
+            return Err(wrong());
+        }
+        let mut state = self.state.lock();
+        let request = state.requests.get(&cookie).filter(|request| request.piece.command == CommandCode::BlockStatus);
+        let operation = request.ok_or(NO_REQUEST)?.operation;
+        let Some(operation) = state.operations.get_mut(&operation) else { return Ok(()) };
+        if !operation.status.is_empty() {
+            return Err(wrong());
+        }
+        operation.status = ranges;
+        Ok(())
+    }
+
     /// The operation of a read's request, if it is not the own one and its thread waits (C1).
     fn waiting_owner(&self, cookie: u64, own: u64) -> Result<Option<u64>, String> {
         let state = self.state.lock();
-        let request = state.requests.get(&cookie).filter(|request| request.is_read).ok_or(NO_READ)?;
+        let request = state.requests.get(&cookie).filter(|request| request.is_read()).ok_or(NO_READ)?;
         let is_waiting = state.operations.get(&request.operation).is_some_and(|operation| operation.is_waiting);
         Ok(Some(request.operation).filter(|owner| *owner != own && is_waiting))
     }
@@ -444,7 +501,7 @@ impl SharedConnection {
         let found = self.look_up(cookie, |request| {
             let piece = request.piece;
             let at = u32::try_from(offset.unwrap_or(piece.offset).checked_sub(piece.offset)?).ok()?;
-            let end = at.checked_add(len).filter(|end| *end <= piece.len && request.is_read)?;
+            let end = at.checked_add(len).filter(|end| *end <= piece.len && request.is_read())?;
             let start = piece.start.checked_add(as_len(at))?;
             request.received.add(at, end).then_some((request.operation, start))
         })?;
@@ -467,11 +524,15 @@ impl SharedConnection {
     fn finish(&self, cookie: u64, error: Option<ServerError>, own: u64) -> Result<AfterReply, String> {
         let mut state = self.state.lock();
         let request = state.requests.remove(&cookie).ok_or(NO_REQUEST)?;
-        let error = request.error.or(error);
-        if request.is_read && error.is_none() && !request.received.is_all_of(request.piece.len) {
+        let error = request.error.clone().or(error);
+        if request.is_read() && error.is_none() && !request.received.is_all_of(request.piece.len) {
             return Err("the server's reply to a read lacks bytes".to_owned());
         }
         let Some(operation) = state.operations.get_mut(&request.operation) else { return Ok(AfterReply::GoOn) };
+        let lacks_status = request.piece.command == CommandCode::BlockStatus && operation.status.is_empty();
+        if lacks_status && error.is_none() {
+            return Err("the server's reply lacks the status of ranges".to_owned());
+        }
         operation.nr_pending = operation.nr_pending.saturating_sub(1);
         operation.error = operation.error.take().or(error);
         if operation.nr_pending > 0 {
@@ -506,7 +567,7 @@ impl Drop for SharedConnection {
     fn drop(&mut self) {
         if self.state.get_mut().lost.is_none() {
             // The server then knows that the client is done. Errors are ignored, because nothing depends on it.
-            let _ = self.socket.send_all(&wire::request(CommandCode::Disconnect, 0, 0, 0));
+            let _ = self.socket.send_all(&wire::request(CommandCode::Disconnect, false, 0, 0, 0));
             self.socket.close();
         }
     }
@@ -536,8 +597,10 @@ fn finished(operation: PendingOperation, transfer: &mut Transfer<'_, '_>) -> Res
     if let Some(error) = operation.error {
         return Err(RequestError::Server(error));
     }
-    if let Transfer::Read(bufs) = transfer {
-        operation.early.iter().for_each(|(start, data)| put(bufs, *start, data));
+    match transfer {
+        Transfer::Read(bufs) => operation.early.iter().for_each(|(start, data)| put(bufs, *start, data)),
+        Transfer::Status(ranges) => **ranges = operation.status,
+        Transfer::Write(_) | Transfer::Nothing => {}
     }
     Ok(())
 }
@@ -558,6 +621,8 @@ const SILENT: &str = "the server does not answer in time";
 const SILENT_IN_REPLY: &str = "the server does not complete a reply in time";
 const NO_REQUEST: &str = "the server answers a request that was not sent";
 const NO_READ: &str = "the server sends data for a request that is no read";
+/// Bytes of the status of ranges at most: 8191 ranges.
+const STATUS_LEN_MAX: u32 = 1 << 16;
 /// Bytes of an error's payload at most.
 const ERROR_LEN_MAX: u32 = 1 << 16;
 /// Bytes of a server's text in an error.

@@ -48,9 +48,19 @@ impl ExportFlags {
         self.0 & (1 << 2) != 0
     }
 
+    /// `NBD_FLAG_SEND_FUA`: the server takes writes that are durable when they are answered.
+    pub fn can_write_durably(self) -> bool {
+        self.0 & (1 << 3) != 0
+    }
+
     /// `NBD_FLAG_SEND_TRIM`: the server takes discards.
     pub fn can_trim(self) -> bool {
         self.0 & (1 << 5) != 0
+    }
+
+    /// `NBD_FLAG_SEND_WRITE_ZEROES`: the server writes zeros that it does not get.
+    pub fn can_write_zeroes(self) -> bool {
+        self.0 & (1 << 6) != 0
     }
 
     /// `NBD_FLAG_CAN_MULTI_CONN`: a flush on one connection covers the writes of all connections.
@@ -66,6 +76,8 @@ pub(crate) struct Negotiated {
     pub(crate) export: ExportInfo,
     /// Whether the server answers reads with structured replies.
     pub(crate) has_structured: bool,
+    /// The server's number of the context [`wire::ALLOCATION`].
+    pub(crate) allocation: Option<u32>,
 }
 
 /// Makes the handshake, which may take `patience` in all.
@@ -79,8 +91,9 @@ pub(crate) fn negotiate(dialed: Dialed, patience: Duration) -> Result<Negotiated
         talk = talk.start_tls(&client)?;
     }
     let has_structured = talk.ask_structured()?;
+    let allocation = if has_structured { talk.ask_allocation(&export_name)? } else { None };
     let export = talk.go(&export_name)?;
-    Ok(Negotiated { socket: talk.socket, export, has_structured })
+    Ok(Negotiated { socket: talk.socket, export, has_structured, allocation })
 }
 
 /// The socket during the handshake.
@@ -155,6 +168,29 @@ impl Talk {
             kind if kind & option_reply::ERROR != 0 => Ok(false),
             _ => Err(self.broken("it answers an option with a reply of another kind")),
         }
+    }
+
+    /// Asks for the context that tells which ranges read as zeros. Returns its number, if the server has it.
+    fn ask_allocation(&mut self, name: &[u8]) -> Result<Option<u32>, NbdError> {
+        let text = |text: &[u8]| [&u32::try_from(text.len()).unwrap_or(u32::MAX).to_be_bytes()[..], text].concat();
+        let data = [text(name), 1u32.to_be_bytes().to_vec(), text(wire::ALLOCATION)].concat();
+        self.send_option(option::SET_META_CONTEXT, &data)?;
+        let mut found = None;
+        for _ in 0..NR_REPLIES_MAX {
+            let OptionReply { kind, data } = self.reply(option::SET_META_CONTEXT)?;
+            match kind {
+                option_reply::ACK => return Ok(found),
+                option_reply::META_CONTEXT => {
+                    let mut fields = BigEndianFields(&data);
+                    let number = fields.u32();
+                    found = found.or(number.filter(|_| fields.0 == wire::ALLOCATION));
+                }
+                // If something is wrong with the export, opening it says what.
+                kind if kind & option_reply::ERROR != 0 => return Ok(None),
+                _ => {}
+            }
+        }
+        Err(self.broken("it answers an option with too many replies"))
     }
 
     /// Opens the export.

@@ -28,6 +28,12 @@ pub(crate) struct TlsSettings {
     pub(crate) hostname: Option<String>,
 }
 
+impl TlsSettings {
+    pub(crate) fn has_relative_path(&self) -> bool {
+        self.certificates.as_ref().is_some_and(|dir| dir.is_relative())
+    }
+}
+
 /// A failure before the first encrypted byte: certificates that cannot be used, as the end of a sentence about a server.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]

@@ -118,6 +118,12 @@ impl NbdUrl {
         matches!(self.address, ServerAddress::Object(_))
     }
 
+    /// Whether the URL names a socket or certificates by a path that another process may not find.
+    pub fn has_relative_path(&self) -> bool {
+        let is_relative = matches!(&self.address, ServerAddress::Unix(path) if path.is_relative());
+        is_relative || self.tls.as_ref().is_some_and(TlsSettings::has_relative_path)
+    }
+
     fn parse_object(bytes: &[u8], rest: &[u8]) -> Result<Self, UrlError> {
         let (host, name) = split_once(rest, b'/');
         if host.contains(&b'@') || rest.iter().any(|byte| matches!(byte, b'?' | b'#')) {

@@ -37,6 +37,7 @@ pub(crate) mod option {
     pub(crate) const STARTTLS: u32 = 5;
     pub(crate) const GO: u32 = 7;
     pub(crate) const STRUCTURED_REPLY: u32 = 8;
+    pub(crate) const SET_META_CONTEXT: u32 = 10;
 }
 
 /// Types of replies to options.
@@ -44,6 +45,7 @@ pub(crate) mod option_reply {
     pub(crate) const ACK: u32 = 1;
     pub(crate) const SERVER: u32 = 2;
     pub(crate) const INFO: u32 = 3;
+    pub(crate) const META_CONTEXT: u32 = 4;
     /// Set in all errors.
     pub(crate) const ERROR: u32 = 1 << 31;
     pub(crate) const ERR_UNSUP: u32 = ERROR | 1;
@@ -68,11 +70,14 @@ pub(crate) enum CommandCode {
     Disconnect,
     Flush,
     Trim,
+    WriteZeroes,
+    BlockStatus,
 }
 
 impl CommandCode {
     fn of_number(number: u16) -> Option<Self> {
-        [Self::Read, Self::Write, Self::Disconnect, Self::Flush, Self::Trim]
+        use CommandCode::{BlockStatus, Disconnect, Flush, Read, Trim, Write, WriteZeroes};
+        [Read, Write, Disconnect, Flush, Trim, WriteZeroes, BlockStatus]
             .into_iter()
             .find(|command| command.number() == number)
     }
@@ -84,6 +89,8 @@ impl CommandCode {
             Self::Disconnect => 2,
             Self::Flush => 3,
             Self::Trim => 4,
+            Self::WriteZeroes => 6,
+            Self::BlockStatus => 7,
         }
     }
 }
@@ -93,11 +100,20 @@ pub(crate) mod chunk {
     pub(crate) const NONE: u16 = 0;
     pub(crate) const OFFSET_DATA: u16 = 1;
     pub(crate) const OFFSET_HOLE: u16 = 2;
+    pub(crate) const BLOCK_STATUS: u16 = 5;
     /// Set in all errors.
     pub(crate) const ERROR: u16 = 1 << 15;
     /// The flag of the last chunk.
     pub(crate) const DONE: u16 = 1;
 }
+
+/// The name of the context in which a server tells which ranges are holes, and which read as zeros.
+pub(crate) const ALLOCATION: &[u8] = b"base:allocation";
+/// `NBD_STATE_ZERO`, of a range in the context [`ALLOCATION`].
+pub(crate) const STATE_ZERO: u32 = 1 << 1;
+
+/// `NBD_CMD_FLAG_FUA`: the reply means that the written bytes are durable.
+const FUA: u16 = 1;
 
 /// `NBD_EPERM`.
 pub(crate) const EPERM: u32 = 1;
@@ -111,11 +127,11 @@ pub(crate) const ESHUTDOWN: u32 = 108;
 /// Bytes of a request.
 pub(crate) const REQUEST_LEN: usize = 28;
 
-/// Makes a request.
-pub(crate) fn request(command: CommandCode, cookie: u64, offset: u64, len: u32) -> [u8; REQUEST_LEN] {
+/// Makes a request. A write with `is_durable` is answered when its bytes are durable.
+pub(crate) fn request(command: CommandCode, is_durable: bool, cookie: u64, offset: u64, len: u32) -> [u8; REQUEST_LEN] {
     joined(&[
         &REQUEST_MAGIC.to_be_bytes(),
-        &0u16.to_be_bytes(),
+        &(if is_durable { FUA } else { 0 }).to_be_bytes(),
         &command.number().to_be_bytes(),
         &cookie.to_be_bytes(),
         &offset.to_be_bytes(),
@@ -245,10 +261,12 @@ mod tests {
 
     #[test]
     fn a_request_has_the_documented_bytes() {
-        let bytes = request(CommandCode::Trim, 0x0102_0304_0506_0708, 0x1000, 0x20);
+        let bytes = request(CommandCode::Trim, false, 0x0102_0304_0506_0708, 0x1000, 0x20);
         let wanted =
             [0x25, 0x60, 0x95, 0x13, 0, 0, 0, 4, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0x20];
         assert_eq!(bytes, wanted);
+        let durable = request(CommandCode::Write, true, 0, 0, 0);
+        assert_eq!(durable[4..8], [0, 1, 0, 1]);
     }
 
     #[test]

@@ -152,10 +152,7 @@ impl Volumes {
         let sb = Arc::new(sb.clone());
         for wave in [promoted, others] {
             let sb = Arc::clone(&sb);
-            self.on_members(wave, move |member| {
-                write_mirror(&sb, member, SUPERBLOCK_OFFSETS[0])?;
-                flush(member)
-            })?;
+            self.on_members(wave, move |member| write_primary(&sb, member))?;
         }
         self.write_to_twins(&sb, &SUPERBLOCK_OFFSETS[..1]);
         let written: Vec<Arc<Member>> = members.into_iter().filter(|member| member.is_complete()).collect();
@@ -291,30 +288,48 @@ fn check_own(sb: &Superblock, member: &Member, offset: u64) -> Result<Option<Vec
         // Without a primary superblock, the commit would be lost.
         return if offset == SUPERBLOCK_OFFSETS[0] { Err(no_room_for_superblock(&dev_item)) } else { Ok(None) };
     }
+    debug_assert!(!matches!(member.state(), MemberState::Stale(_)), "C5: a stale device gets a superblock");
+    assert!(!member.is_seed(), "E1 of `seed`: a seed device gets a superblock");
     let own = Superblock { bytenr: offset, dev_item, ..sb.clone() };
     let raw = own.encode_with_csum();
     check_superblock(&own, &raw)?;
     Ok(Some(raw))
 }
 
+/// Writes the primary superblock of a member, durably. If the device has no durable writes, it is flushed.
+fn write_primary(sb: &Superblock, member: &Member) -> Result<()> {
+    let Some(backend) = member.backend() else { return Ok(()) };
+    let offset = SUPERBLOCK_OFFSETS[0];
+    let Some(raw) = check_own(sb, member, offset)? else { return Ok(()) };
+    let is_durable = {
+        let mut primary = member.primary.lock();
+        primary.begin_write();
+        let durable = backend.write_durable_at(offset, &raw);
+        let is_durable = durable.is_some();
+        let written = durable.unwrap_or_else(|| backend.write_at(offset, &raw));
+        written.map_err(|source| failed_write(member, backend.describe(), offset, source))?;
+        primary.wrote(&raw);
+        is_durable
+    };
+    match member.twin() {
+        Some(twin) if is_durable => twin.flush(),
+        None if is_durable => {}
+        _ => flush(member)?,
+    }
+    Ok(())
+}
+
+/// Writes another superblock of a member.
 fn write_mirror(sb: &Superblock, member: &Member, offset: u64) -> Result<()> {
     let Some(backend) = member.backend() else { return Ok(()) };
     let Some(raw) = check_own(sb, member, offset)? else { return Ok(()) };
-    debug_assert!(!matches!(member.state(), MemberState::Stale(_)), "C5: a stale device gets a superblock");
-    assert!(!member.is_seed(), "E1 of `seed`: a seed device gets a superblock");
-    let is_primary = offset == SUPERBLOCK_OFFSETS[0];
-    let mut primary = is_primary.then(|| member.primary.lock());
-    if let Some(primary) = &mut primary {
-        primary.begin_write();
-    }
-    backend.write_at(offset, &raw).map_err(|source| {
-        member.count(Stat::Write);
-        Error::io("write", backend.describe(), offset, SUPERBLOCK_SIZE as u64, source)
-    })?;
-    if let Some(primary) = &mut primary {
-        primary.wrote(&raw);
-    }
-    Ok(())
+    let written = backend.write_at(offset, &raw);
+    written.map_err(|source| failed_write(member, backend.describe(), offset, source))
+}
+
+fn failed_write(member: &Member, device: String, offset: u64, source: std::io::Error) -> Error {
+    member.count(Stat::Write);
+    Error::io("write", device, offset, SUPERBLOCK_SIZE as u64, source)
 }
 
 pub(crate) fn no_room_for_superblock(item: &DevItem) -> Error {

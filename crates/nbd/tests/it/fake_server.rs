@@ -20,6 +20,12 @@ pub(crate) const QUICK: Settings = Settings {
 /// `NBD_FLAG_HAS_FLAGS`, and flags for a server that flushes and trims.
 pub(crate) const FLAGS: u16 = 1 | 1 << 2 | 1 << 5;
 pub(crate) const MULTI_CONN: u16 = 1 << 8;
+/// `NBD_FLAG_SEND_FUA`.
+pub(crate) const DURABLE_WRITES: u16 = 1 << 3;
+/// `NBD_FLAG_SEND_WRITE_ZEROES`.
+pub(crate) const WRITE_ZEROES: u16 = 1 << 6;
+/// The number of the context that tells which ranges read as zeros.
+pub(crate) const CONTEXT: u32 = 77;
 
 /// A socket, with TLS or without.
 pub(crate) trait Stream: Read + Write {}
@@ -29,6 +35,7 @@ impl<S: Read + Write> Stream for S {}
 /// A request that arrived.
 #[derive(Clone, Debug)]
 pub(crate) struct Arrived {
+    pub(crate) flags: u16,
     pub(crate) command: u16,
     pub(crate) cookie: u64,
     pub(crate) offset: u64,
@@ -42,13 +49,15 @@ pub(crate) struct Greeting {
     pub(crate) size: u64,
     pub(crate) flags: u16,
     pub(crate) is_structured: bool,
+    /// Whether the server tells which ranges read as zeros.
+    pub(crate) tells_zeros: bool,
     /// The smallest, preferred and largest block.
     pub(crate) blocks: Option<[u32; 3]>,
 }
 
 impl Default for Greeting {
     fn default() -> Self {
-        Self { size: 64 << 20, flags: FLAGS, is_structured: true, blocks: None }
+        Self { size: 64 << 20, flags: FLAGS, is_structured: true, tells_zeros: false, blocks: None }
     }
 }
 
@@ -90,6 +99,16 @@ pub(crate) fn take_options(socket: &mut impl Stream, greeting: Greeting) -> io::
     assert_eq!(read_option(socket)?.0, 8);
     let kind = if greeting.is_structured { 1 } else { 1 << 31 | 1 };
     socket.write_all(&option_reply(8, kind, &[]))?;
+    if greeting.is_structured {
+        let (option, data) = read_option(socket)?;
+        assert_eq!((option, &data[4..10], &data[data.len() - 15..]), (10, &b"export"[..], &b"base:allocation"[..]));
+        if greeting.tells_zeros {
+            let context = [&CONTEXT.to_be_bytes()[..], b"base:allocation"].concat();
+            socket.write_all(&option_reply(10, 4, &context))?;
+        }
+        let kind = if greeting.tells_zeros { 1 } else { 1 << 31 | 1 };
+        socket.write_all(&option_reply(10, kind, &[]))?;
+    }
     let (option, data) = read_option(socket)?;
     assert_eq!((option, &data[4..data.len() - 4]), (7, &b"export"[..]));
     let export = [&0u16.to_be_bytes()[..], &greeting.size.to_be_bytes(), &greeting.flags.to_be_bytes()].concat();
@@ -104,13 +123,14 @@ pub(crate) fn take_options(socket: &mut impl Stream, greeting: Greeting) -> io::
 /// Reads a request.
 pub(crate) fn read_request(socket: &mut impl Stream) -> io::Result<Arrived> {
     let head: [u8; 28] = read_array(socket)?;
-    assert_eq!(head[..6], [0x25, 0x60, 0x95, 0x13, 0, 0]);
+    assert_eq!(head[..4], [0x25, 0x60, 0x95, 0x13]);
+    let flags = u16::from_be_bytes(head[4..6].try_into().unwrap());
     let command = u16::from_be_bytes(head[6..8].try_into().unwrap());
     let len = u32::from_be_bytes(head[24..].try_into().unwrap());
     let mut data = vec![0; if command == 1 { len as usize } else { 0 }];
     socket.read_exact(&mut data)?;
     let number = |at: usize| u64::from_be_bytes(head[at..at + 8].try_into().unwrap());
-    Ok(Arrived { command, cookie: number(8), offset: number(16), len, data })
+    Ok(Arrived { flags, command, cookie: number(8), offset: number(16), len, data })
 }
 
 pub(crate) fn simple(cookie: u64, error: u32, data: &[u8]) -> Vec<u8> {
@@ -130,6 +150,13 @@ pub(crate) fn data_chunk(cookie: u64, is_last: bool, offset: u64, data: &[u8]) -
 
 pub(crate) fn hole_chunk(cookie: u64, is_last: bool, offset: u64, len: u32) -> Vec<u8> {
     chunk(cookie, is_last, 2, &[&offset.to_be_bytes()[..], &len.to_be_bytes()].concat())
+}
+
+/// A chunk with the status of ranges: their lengths, and whether they read as zeros.
+pub(crate) fn status_chunk(cookie: u64, context: u32, ranges: &[(u32, bool)]) -> Vec<u8> {
+    let ranges = ranges.iter().flat_map(|(len, is_zero)| [*len, if *is_zero { 3 } else { 0 }]);
+    let payload: Vec<u8> = [context].into_iter().chain(ranges).flat_map(u32::to_be_bytes).collect();
+    chunk(cookie, true, 5, &payload)
 }
 
 /// Starts a client whose server is `serve`, which gets the socket after the handshake.
@@ -152,8 +179,8 @@ pub(crate) fn with_server(
 pub(crate) struct MemoryServer {
     dir: tempfile::TempDir,
     pub(crate) content: Arc<Mutex<Vec<u8>>>,
-    /// The commands that arrived, and the number of the connection.
-    pub(crate) log: Arc<Mutex<Vec<(usize, u16)>>>,
+    /// For each request that arrived, the number of the connection, the command and its flags.
+    pub(crate) log: Arc<Mutex<Vec<(usize, u16, u16)>>>,
     sockets: Arc<Mutex<Vec<UnixStream>>>,
 }
 
@@ -203,12 +230,12 @@ impl MemoryServer {
 pub(crate) fn serve(
     socket: &mut impl Stream,
     content: &Mutex<Vec<u8>>,
-    log: &Mutex<Vec<(usize, u16)>>,
+    log: &Mutex<Vec<(usize, u16, u16)>>,
     nr: usize,
 ) -> io::Result<()> {
     loop {
         let request = read_request(socket)?;
-        log.lock().unwrap().push((nr, request.command));
+        log.lock().unwrap().push((nr, request.command, request.flags));
         let range = request.offset as usize..request.offset as usize + request.len as usize;
         let reply = match request.command {
             0 => data_chunk(request.cookie, true, request.offset, &content.lock().unwrap()[range]),
@@ -217,6 +244,25 @@ pub(crate) fn serve(
                 simple(request.cookie, 0, &[])
             }
             2 => return Ok(()),
+            6 => {
+                content.lock().unwrap()[range].fill(0);
+                simple(request.cookie, 0, &[])
+            }
+            7 => {
+                let is_zero = |block: &[u8]| block.iter().all(|byte| *byte == 0);
+                let content = content.lock().unwrap();
+                // At most eight ranges, so that a client has to ask again.
+                let mut ranges: Vec<(u32, bool)> = Vec::new();
+                for block in content[range].chunks(4096) {
+                    let nr_ranges = ranges.len();
+                    match ranges.last_mut() {
+                        Some((len, last)) if *last == is_zero(block) => *len += 4096,
+                        _ if nr_ranges == 8 => break,
+                        _ => ranges.push((4096, is_zero(block))),
+                    }
+                }
+                status_chunk(request.cookie, CONTEXT, &ranges)
+            }
             _ => simple(request.cookie, 0, &[]),
         };
         socket.write_all(&reply)?;

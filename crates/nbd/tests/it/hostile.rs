@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use ubtrfs_nbd::{Client, Dialed, NbdError, Settings};
 
 use crate::fake_server::{
-    Arrived, Greeting, QUICK, chunk, data_chunk, hello, hole_chunk, option_reply, read_request, simple, with_server,
+    Arrived, CONTEXT, Greeting, QUICK, chunk, data_chunk, hello, hole_chunk, option_reply, read_request, simple,
+    status_chunk, with_server,
 };
 
 /// Opens an export of a server that sends these bytes and ends. Returns the server's end, which takes what the client sends.
@@ -22,7 +23,8 @@ fn opened(bytes: &[u8]) -> Result<(Client, UnixStream), NbdError> {
 
 #[test]
 fn greetings_that_cannot_be_used_are_named() {
-    let go = |replies: &[Vec<u8>]| [hello(), option_reply(8, 1, &[]), replies.concat()].concat();
+    let no_context = || option_reply(10, 1 << 31 | 1, &[]);
+    let go = |replies: &[Vec<u8>]| [hello(), option_reply(8, 1, &[]), no_context(), replies.concat()].concat();
     let refusal = |kind: u32, text: &[u8]| go(&[option_reply(7, 1 << 31 | kind, text)]);
     let export = |size: u64| [&0u16.to_be_bytes()[..], &size.to_be_bytes(), &5u16.to_be_bytes()].concat();
     let blocks = |min: u32, preferred: u32, max: u32| {
@@ -50,6 +52,7 @@ fn greetings_that_cannot_be_used_are_named() {
         (refusal(6, b""), "has no export 'export'; name"),
         (listing, "has no export 'export', but 'one', 't\\u{1b}wo'; name"),
         (refusal(7, b""), "it shuts down"),
+        ([hello(), option_reply(8, 1, &[]), option_reply(10, 4, &[0; 19]).repeat(300)].concat(), "too many replies"),
         (go(&[option_reply(7, 1, &[])]), "without telling its size"),
         (go(&[option_reply(7, 3, &export(u64::MAX)), option_reply(7, 1, &[])]), "an impossible size"),
         (go(&[option_reply(9, 1, &[])]), "another option"),
@@ -102,7 +105,8 @@ fn wrong_replies_to_reads_end_the_connection() {
         ("too short", Box::new(|request| data_chunk(request.cookie, true, 4096, &[]))),
         ("not asked for", Box::new(|request| hole_chunk(request.cookie, true, 4096, 0))),
         ("not asked for", Box::new(|request| hole_chunk(request.cookie, true, 4096, u32::MAX))),
-        ("wrong chunk of type 5", Box::new(|request| chunk(request.cookie, true, 5, &[0; 12]))),
+        ("wrong chunk of type 6", Box::new(|request| chunk(request.cookie, true, 6, &[0; 12]))),
+        ("in a wrong way", Box::new(|request| status_chunk(request.cookie, 0, &[(8192, true)]))),
         ("of a wrong length", Box::new(|request| chunk(request.cookie, true, 1 << 15, &[0; 5]))),
         ("the error 0", Box::new(|request| chunk(request.cookie, true, 1 << 15, &[0; 6]))),
         (
@@ -127,6 +131,33 @@ fn data_for_a_write_ends_the_connection() {
     server.join().unwrap();
 }
 
+#[test]
+fn a_wrong_status_of_ranges_ends_the_connection() {
+    let wrong: Vec<(&str, WrongReply)> = vec![
+        ("in a wrong way", Box::new(|request| status_chunk(request.cookie, CONTEXT + 1, &[(4096, true)]))),
+        ("in a wrong way", Box::new(|request| status_chunk(request.cookie, CONTEXT, &[]))),
+        ("in a wrong way", Box::new(|request| status_chunk(request.cookie, CONTEXT, &[(4096, true), (0, true)]))),
+        ("in a wrong way", Box::new(|request| status_chunk(request.cookie, CONTEXT, &[(4096, true); 10_000]))),
+        (
+            "in a wrong way",
+            Box::new(|request| chunk(request.cookie, true, 5, &[&CONTEXT.to_be_bytes()[..], &[1; 9]].concat())),
+        ),
+        ("lacks the status", Box::new(|request| chunk(request.cookie, true, 0, &[]))),
+        ("lacks the status", Box::new(|request| simple(request.cookie, 0, &[]))),
+        ("is no read", Box::new(|request| data_chunk(request.cookie, true, 0, &[7; 4096]))),
+        ("was not sent", Box::new(|request| status_chunk(request.cookie + 1, CONTEXT, &[(4096, true)]))),
+    ];
+    for (wanted, reply) in wrong {
+        let (client, server) = with_server(Greeting { tells_zeros: true, ..Greeting::default() }, move |socket| {
+            let request = read_request(socket)?;
+            socket.write_all(&reply(&request))
+        });
+        let error = client.next_data(0).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{wanted}: {error}");
+        server.join().unwrap();
+    }
+}
+
 /// A good conversation with random changes. The errors do not matter, but the time does.
 #[test]
 fn changed_conversations_cause_errors_only() {
@@ -134,6 +165,8 @@ fn changed_conversations_cause_errors_only() {
     let good = [
         hello(),
         option_reply(8, 1, &[]),
+        option_reply(10, 4, &[&CONTEXT.to_be_bytes()[..], b"base:allocation"].concat()),
+        option_reply(10, 1, &[]),
         option_reply(7, 3, &export),
         option_reply(7, 1, &[]),
         data_chunk(1, false, 0, &[7; 4096]),
@@ -141,6 +174,7 @@ fn changed_conversations_cause_errors_only() {
         simple(2, 0, &[]),
         simple(3, 0, &[]),
         data_chunk(4, true, 0, &[7; 8192]),
+        status_chunk(5, CONTEXT, &[(4096, true), (4096, false)]),
     ]
     .concat();
     let mut state = 0x1234_5678_9abc_def1u64;
@@ -174,6 +208,7 @@ fn changed_conversations_cause_errors_only() {
         let _ = client.write(0, &[IoSlice::new(&[1; 4096])]);
         let _ = client.flush();
         let _ = client.read(0, &mut [IoSliceMut::new(&mut buf)]);
+        assert!(client.next_data(0).unwrap_or(0) <= 1 << 20 || bytes[..200] != good[..200]);
     }
     assert!(nr_read > 100, "{nr_read}");
     assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());

@@ -3,7 +3,9 @@
 use std::io::{IoSlice, IoSliceMut, Write};
 use std::time::{Duration, Instant};
 
-use crate::fake_server::{FLAGS, Greeting, MULTI_CONN, MemoryServer, read_request, simple, with_server};
+use crate::fake_server::{
+    DURABLE_WRITES, FLAGS, Greeting, MULTI_CONN, MemoryServer, read_request, simple, with_server,
+};
 
 #[test]
 fn a_flush_after_a_lost_connection_never_succeeds() {
@@ -28,7 +30,7 @@ fn a_flush_after_a_lost_connection_never_succeeds() {
             client.read(0, &mut [IoSliceMut::new(&mut buf)]).unwrap();
         }
         let log = server.log.lock().unwrap();
-        assert!(log[nr_before..].iter().all(|(_, command)| *command == 0), "{log:?}");
+        assert!(log[nr_before..].iter().all(|(_, command, _)| *command == 0), "{log:?}");
     }
 }
 
@@ -57,6 +59,44 @@ fn no_read_succeeds_after_the_loss_of_writes_that_were_not_flushed() {
         let lost = client.read(0, &mut [IoSliceMut::new(&mut [0; 4096])]).unwrap_err();
         assert!(lost.to_string().contains("not flushed"), "{lost}");
     }
+}
+
+#[test]
+fn after_a_durable_write_reads_survive_the_loss_and_no_flush_does() {
+    let server = MemoryServer::start(Greeting { flags: FLAGS | DURABLE_WRITES, ..Greeting::default() });
+    let client = server.client().unwrap();
+    client.write(0, &[IoSlice::new(&[7; 4096])]).unwrap();
+    client.flush().unwrap();
+    client.write_durably(4096, &[IoSlice::new(&[8; 4096])]).unwrap().unwrap();
+    server.cut();
+    let mut buf = [0; 4096];
+    client.read(4096, &mut [IoSliceMut::new(&mut buf)]).unwrap();
+    assert_eq!(buf, [8; 4096]);
+    assert!(client.flush().is_err());
+    assert!(client.write_durably(4096, &[IoSlice::new(&[9; 4096])]).unwrap().is_err());
+}
+
+#[test]
+fn a_durable_write_is_no_flush_of_other_writes() {
+    let server = MemoryServer::start(Greeting { flags: FLAGS | DURABLE_WRITES, ..Greeting::default() });
+    let client = server.client().unwrap();
+    client.write(0, &[IoSlice::new(&[7; 4096])]).unwrap();
+    client.write_durably(4096, &[IoSlice::new(&[8; 4096])]).unwrap().unwrap();
+    server.cut();
+    let lost = client.read(0, &mut [IoSliceMut::new(&mut [0; 4096])]).unwrap_err();
+    assert!(lost.to_string().contains("not flushed"), "{lost}");
+}
+
+#[test]
+fn no_flush_succeeds_after_a_durable_write_that_failed() {
+    let (client, server) = with_server(Greeting { flags: FLAGS | DURABLE_WRITES, ..Greeting::default() }, |socket| {
+        let write = read_request(socket)?;
+        assert_eq!((write.command, write.flags), (1, 1));
+        socket.write_all(&simple(write.cookie, 5, &[]))
+    });
+    assert_eq!(client.write_durably(0, &[IoSlice::new(&[1; 4096])]).unwrap().unwrap_err().raw_os_error(), Some(5));
+    assert!(client.flush().unwrap_err().to_string().contains("an earlier durable write failed"));
+    server.join().unwrap();
 }
 
 #[test]

@@ -4,7 +4,8 @@ use std::io::{IoSlice, IoSliceMut, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::fake_server::{
-    FLAGS, Greeting, MULTI_CONN, MemoryServer, chunk, data_chunk, hole_chunk, read_request, simple, with_server,
+    DURABLE_WRITES, FLAGS, Greeting, MULTI_CONN, MemoryServer, WRITE_ZEROES, chunk, data_chunk, hole_chunk,
+    read_request, simple, with_server,
 };
 
 /// The byte at an offset of the export of these tests.
@@ -132,6 +133,60 @@ fn many_threads_share_the_connections() {
         });
         assert_eq!(nr_done.load(Ordering::Relaxed), 480);
     }
+}
+
+#[test]
+fn long_runs_of_zeros_are_not_sent() {
+    for flags in [FLAGS, FLAGS | WRITE_ZEROES] {
+        let server = MemoryServer::start(Greeting { size: 8 << 20, flags, ..Greeting::default() });
+        server.content.lock().unwrap().fill(9);
+        let client = server.client().unwrap();
+        // Requests end at multiples of 512 KiB: data, zeros, zeros but for the last byte, few zeros.
+        let mut data = vec![0; 3 << 19];
+        data[4096] = 1;
+        *data.last_mut().unwrap() = 1;
+        let (one, other) = data.split_at(700_001);
+        client.write(1 << 20, &[IoSlice::new(one), IoSlice::new(other)]).unwrap();
+        client.write(0, &[IoSlice::new(&[0; 4096])]).unwrap();
+        let content = server.content.lock().unwrap();
+        assert!(content[1 << 20..][..data.len()] == data && content[..4096] == [0; 4096] && content[4096] == 9);
+        assert!(content[(1 << 20) + data.len()..].iter().all(|byte| *byte == 9));
+        let commands: Vec<u16> = server.log.lock().unwrap().iter().map(|(_, command, _)| *command).collect();
+        let wanted = if flags == FLAGS { [1, 1, 1, 1] } else { [1, 6, 1, 1] };
+        assert_eq!(commands, wanted);
+    }
+}
+
+#[test]
+fn a_durable_write_is_one_request() {
+    let server = MemoryServer::start(Greeting { flags: FLAGS | DURABLE_WRITES, ..Greeting::default() });
+    let client = server.client().unwrap();
+    client.write_durably(4096, &[IoSlice::new(&[7; 4096])]).unwrap().unwrap();
+    assert_eq!(*server.log.lock().unwrap(), [(0, 1, 1)]);
+    assert_eq!(server.content.lock().unwrap()[4096..8192], [7; 4096]);
+    let without = MemoryServer::start(Greeting::default());
+    assert!(without.client().unwrap().write_durably(0, &[IoSlice::new(&[7; 4096])]).is_none());
+}
+
+#[test]
+fn the_next_data_is_found_without_reading() {
+    let blocks = Some([4096, 4096, 1 << 20]);
+    let server = MemoryServer::start(Greeting { size: 4 << 20, tells_zeros: true, blocks, ..Greeting::default() });
+    let client = server.client().unwrap();
+    assert_eq!(client.next_data(0).unwrap(), 4 << 20);
+    // More ranges than one reply has.
+    for block in (0..40).map(|nr| nr * 24_576).chain([1023 * 4096]) {
+        server.content.lock().unwrap()[block] = 1;
+    }
+    for (from, to) in [(0, 0), (1, 1), (4096, 24_576), (24_575, 24_576), (40 * 24_576, 1023 * 4096), (4 << 20, 4 << 20)]
+    {
+        assert_eq!(client.next_data(from).unwrap(), to, "{from}");
+    }
+    assert!(server.log.lock().unwrap().iter().all(|(_, command, _)| *command == 7));
+    let silent = MemoryServer::start(Greeting::default());
+    let client = silent.client().unwrap();
+    assert!(!client.tells_zeros());
+    assert_eq!(client.next_data(8192).unwrap(), 8192);
 }
 
 #[test]
