@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use ubtrfs_device::Device;
+use ubtrfs_device::{Device, has_relative_path, is_url};
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::item::DevStatsItem;
 use ubtrfs_format::print::escaped;
@@ -70,10 +70,10 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NewDevice {
-    /// The absolute path.
+    /// The absolute path, or the URL of an NBD export.
     pub path: PathBytes,
-    /// The identity of the file that the client found there.
-    pub id: ImageId,
+    /// The identity of the file that the client found there; `None` for an export.
+    pub id: Option<ImageId>,
     /// Whether a device with known content is taken.
     #[serde(default)]
     pub force: bool,
@@ -245,8 +245,12 @@ pub(crate) fn refuse_confined(
 /// Opens a device for the filesystem, and discards its content.
 pub(crate) fn open_new(context: &CommandContext<'_>, new: &NewDevice) -> Result<Arc<dyn Device>> {
     let path = Path::new(OsStr::from_bytes(&new.path.0));
-    if !path.is_absolute() {
-        return Err(CommandFailure::new(Errno::INVAL, "the path of a new device must be absolute"));
+    let (is_url, is_absolute) = (is_url(path), !has_relative_path(path));
+    if !is_absolute || is_url != new.id.is_none() {
+        return Err(CommandFailure::new(
+            Errno::INVAL,
+            "the path of a new device must be absolute, also that of a socket",
+        ));
     }
     let device = context.host.open_device(path, new.id, new.force)?;
     if !new.force

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use ubtrfs_device::{Access, Device, FileDevice, OpenError};
+use ubtrfs_device::{Access, Device, FileDevice, NamedDevice, OpenError};
 use ubtrfs_format::print::escaped;
 use ubtrfs_format::{Profile, RootId};
 use ubtrfs_fs::{Fs, InodeId};
@@ -66,6 +66,9 @@ pub trait Host: Send + Sync {
     fn mount_options(&self) -> Vec<String> {
         Vec::new()
     }
+
+    /// Gives the options that can change ([`ubtrfs_fs::MountOptions::can_change`]) these values in [`Host::mount_options`].
+    fn note_options(&self, _options: &[String]) {}
 
     /// The root directory of what the host shows.
     fn root(&self, fs: &Fs) -> InodeId {
@@ -142,9 +145,10 @@ pub trait Host: Send + Sync {
     /// the lock of a directory.
     fn settle(&self) {}
 
-    /// Opens a device that is to join the filesystem, with the rights of this process. Fails if `path` does not lead to the
-    /// device that the client found there, or, without `force`, if it is a file with any content.
-    fn open_device(&self, path: &Path, id: ImageId, force: bool) -> Result<Arc<dyn Device>> {
+    /// Opens a device that is to join the filesystem, with the rights of this process. `id` is `None` for an NBD export.
+    /// Fails if `path` does not lead to the device that the client found there, or, without `force`, if it is a file or an
+    /// export with content ([`NamedDevice::has_content`]).
+    fn open_device(&self, path: &Path, id: Option<ImageId>, force: bool) -> Result<Arc<dyn Device>> {
         open_device(path, id, force)
     }
 
@@ -160,27 +164,25 @@ pub trait Host: Send + Sync {
 }
 
 /// Opens a device that is to join the filesystem, as [`Host::open_device`] does.
-pub fn open_device(path: &Path, id: ImageId, force: bool) -> Result<Arc<dyn Device>> {
+pub fn open_device(path: &Path, id: Option<ImageId>, force: bool) -> Result<Arc<dyn Device>> {
     let shown = escaped(path.as_os_str().as_encoded_bytes());
     let cannot = |text: String| CommandFailure::new(Errno::INVAL, text);
-    let device = FileDevice::open(path, Access::ReadWrite).map_err(|error| match error {
+    let device = NamedDevice::open(path, Access::ReadWrite).map_err(|error| match error {
         OpenError::OpenHere { .. } => cannot(format!("{shown} is a device of this filesystem already")),
         error => cannot(error.to_string()),
     })?;
-    if !device.place().is_ok_and(|found| found == id.place()) {
+    let place = device.file().map(FileDevice::place).transpose();
+    if !place.is_ok_and(|found| found == id.map(ImageId::place)) {
         return Err(cannot(format!(
             "{shown} leads to another file for the server than for you; run the command where the filesystem was mounted"
         )));
     }
     let has_content = || device.has_content().map_err(|error| cannot(format!("cannot read {shown}: {error}")));
-    if !force
-        && !device.is_block_device()
-        && ubtrfs_transaction::detect(&device).is_ok_and(|found| found.is_none())
-        && has_content()?
-    {
+    if !force && ubtrfs_transaction::detect(&device).is_ok_and(|found| found.is_none()) && has_content()? {
+        let kind = if id.is_some() { "a file" } else { "an export" };
         return Err(CommandFailure::new(
             Errno::EXIST,
-            format!("{shown} is a file with content; to overwrite it, use -f"),
+            format!("{shown} is {kind} with content; to overwrite it, use -f"),
         ));
     }
     Ok(Arc::new(device))

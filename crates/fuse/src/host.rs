@@ -14,7 +14,7 @@ use ubtrfs_control::{
 };
 use ubtrfs_device::{Device, TellLoopEvent};
 use ubtrfs_format::RootId;
-use ubtrfs_fs::{Fs, InodeId};
+use ubtrfs_fs::{Fs, InodeId, MountOptions};
 use ubtrfs_transaction::{Metric, prometheus_text};
 
 use crate::activity::Activity;
@@ -44,7 +44,7 @@ pub(crate) struct MountHost {
     /// The user who mounted.
     owner: u32,
     /// The mount options as the user gave them.
-    options: Vec<String>,
+    options: Mutex<Vec<String>>,
     served: Arc<ServedFs>,
     submounts: OnceLock<Weak<Submounts>>,
     /// The mounts that were made one by one, by their numbers ([`Host::mounts`]).
@@ -78,7 +78,7 @@ impl MountHost {
             writeback_cache: config.writeback_cache,
             idmap: config.allows_idmap(),
             owner: rustix::process::getuid().as_raw(),
-            options: config.given.clone(),
+            options: Mutex::new(config.given.clone()),
             served: Arc::clone(served),
             submounts: OnceLock::new(),
             mounts: Mutex::default(),
@@ -181,7 +181,14 @@ impl Host for MountHost {
     }
 
     fn mount_options(&self) -> Vec<String> {
-        self.options.clone()
+        self.options.lock().clone()
+    }
+
+    fn note_options(&self, options: &[String]) {
+        let mut given = self.options.lock();
+        let kept = given.iter().flat_map(|list| list.split(',')).filter(|option| !MountOptions::can_change(option));
+        let kept: Vec<String> = kept.map(str::to_owned).collect();
+        *given = kept.into_iter().chain(options.iter().cloned()).collect();
     }
 
     fn owner(&self) -> Option<u32> {
@@ -210,8 +217,13 @@ impl Host for MountHost {
         self.helper.get().is_some()
     }
 
-    fn open_device(&self, path: &Path, id: ImageId, force: bool) -> ubtrfs_control::Result<Arc<dyn Device>> {
-        if self.views.all().iter().any(|view| view.device.get().is_some_and(|device| id.is_file_of(*device))) {
+    fn open_device(&self, path: &Path, id: Option<ImageId>, force: bool) -> ubtrfs_control::Result<Arc<dyn Device>> {
+        if self
+            .views
+            .all()
+            .iter()
+            .any(|view| view.device.get().zip(id).is_some_and(|(device, id)| id.is_file_of(*device)))
+        {
             let text = "the new device is a file of the filesystem itself; give one that lies elsewhere";
             return Err(CommandFailure::new(Errno::INVAL, text));
         }

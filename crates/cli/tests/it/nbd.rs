@@ -6,14 +6,14 @@
 //! moment. `UBTRFS_NBD_ROUNDS=100` makes more rounds; `UBTRFS_SEED` chooses other moments.
 
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use ubtrfs_testkit::{Rng, btrfs_check, capability};
+use ubtrfs_testkit::{Rng, btrfs_check, btrfs_check_array, capability};
 
 use crate::common::{NOBODY, command, let_users_mount, refused, text, ubtrfs};
 
@@ -152,7 +152,7 @@ fn commands_take_the_url_of_an_export_for_an_image() {
     done(&ubtrfs(["filesystem", "resize", "max", &url]));
     let further = bed.image("further");
     let far = "nbd://127.0.0.1:1/x";
-    refused(&without_note(ubtrfs(["device", "add", far, &url])), &["must be a file or block device"]);
+    refused(&without_note(ubtrfs(["device", "add", far, &url])), &["cannot connect to 127.0.0.1:1"]);
     done(&ubtrfs(["device", "add", "-f", &text(&further), &url]));
     assert!(done(&ubtrfs(["check", &url, &text(&further)])).contains("clean"));
 }
@@ -232,7 +232,7 @@ fn other_servers_serve_exports() {
 
 /// Makes the certificates of an authority, a server `localhost` and a client in a directory, with the names that qemu and
 /// nbdkit know.
-fn make_certificates(dir: &Path) {
+pub(crate) fn make_certificates(dir: &Path) {
     use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
     let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -435,6 +435,93 @@ fn an_export_has_one_writer_on_this_machine() {
     assert!(beside.status.success(), "{}", String::from_utf8_lossy(&beside.stderr));
     done(&ubtrfs(["umount", &text(&dir)]));
     assert_eq!(done(&ubtrfs(["ls", &bed.url("link")])), "f\n");
+}
+
+#[test]
+fn exports_join_a_filesystem_and_replace_its_devices() {
+    if !capability::program("qemu-nbd") || !capability::fuse() {
+        return;
+    }
+    let bed = Bed::new();
+    let names = ["a", "b", "c"];
+    let _servers = names.map(|name| Server::qemu_nbd(&bed.image(name), &bed.path(&format!("{name}.socket"))));
+    let [a, b, c] = names.map(|name| bed.url(&format!("{name}.socket")));
+    let (image, dir) = (text(&bed.image("image")), bed.mount_point());
+    done(&ubtrfs(["mkfs", "-q", &image]));
+    done(&ubtrfs(["import", &text(&archive(&bed)), &format!("{image}:/")]));
+    // To an image without a mount.
+    assert!(done(&ubtrfs(["device", "add", &a, &image])).contains("is device 2 now"));
+    // What cannot work changes nothing.
+    let relative = format!("nbd+unix:///disk?socket={}", "b.socket");
+    let absent = bed.url("nowhere.socket");
+    let mounted = |words: &[&str]| {
+        let all = words.iter().copied().chain([dir.to_str().unwrap()]).collect::<Vec<_>>();
+        ubtrfs(all)
+    };
+    done(&ubtrfs(["mount", &image, &a, &text(&dir)]));
+    refused(&mounted(&["device", "add", &relative]), &["give whole paths"]);
+    refused(&mounted(&["device", "add", &absent]), &["cannot connect to"]);
+    refused(&without_note(mounted(&["device", "add", &a])), &["is a device of this filesystem already"]);
+    fs::write(bed.path("b"), vec![3; 1 << 20]).unwrap();
+    File::options().write(true).open(bed.path("b")).unwrap().set_len(400 << 20).unwrap();
+    refused(&without_note(mounted(&["device", "add", &b])), &["is an export with content", "use -f"]);
+    refused(&without_note(mounted(&["device", "add", &b, &c])), &["is an export with content", "nothing was added"]);
+    // To a mount, which goes on.
+    assert!(done(&mounted(&["device", "add", "-f", &b])).contains("is device 3 now"));
+    done(&mounted(&["device", "remove", &a]));
+    done(&mounted(&["replace", "start", "-B", "1", &c]));
+    fs::write(dir.join("late"), vec![9; 3 << 20]).unwrap();
+    let usage = done(&mounted(&["device", "usage"]));
+    assert!(
+        [&b, &c].iter().all(|url| usage.contains(*url)) && !usage.contains(&a) && !usage.contains(&image),
+        "{usage}"
+    );
+    done(&ubtrfs(["umount", &text(&dir)]));
+    assert_eq!(done(&ubtrfs(["ls", "-o", &format!("device={b}"), &c])), "etc\nlarge\nlate\n");
+    assert!(done(&ubtrfs(["check", "--check-data-csum", &c, &b])).contains("clean"));
+    drop(_servers);
+    btrfs_check_array(&[bed.path("c"), bed.path("b")]).unwrap();
+}
+
+#[test]
+fn zeros_take_no_space_behind_a_server_that_writes_them() {
+    if !capability::program("qemu-nbd") || !capability::fuse() {
+        return;
+    }
+    let bed = Bed::new();
+    let image = bed.image("image");
+    let _server = Server::qemu_nbd(&image, &bed.path("socket"));
+    let url = bed.url("socket");
+    done(&ubtrfs(["mkfs", "-q", &url]));
+    let dir = bed.mount_point();
+    done(&ubtrfs(["mount", &url, &text(&dir)]));
+    fs::write(dir.join("zeros"), vec![0; 64 << 20]).unwrap();
+    done(&ubtrfs(["umount", &text(&dir)]));
+    let copy = bed.path("copy");
+    done(&ubtrfs(["cp", &format!("{url}:/zeros"), &text(&copy)]));
+    assert!(fs::read(&copy).unwrap() == vec![0; 64 << 20]);
+    let used = fs::metadata(&image).unwrap().blocks() * 512;
+    assert!(used < 16 << 20, "{used} bytes for a file of zeros");
+    assert!(done(&ubtrfs(["check", "--check-data-csum", &url])).contains("clean"));
+}
+
+#[test]
+fn superblocks_are_durable_without_a_flush_of_their_own() {
+    if !capability::program("nbdkit") {
+        return;
+    }
+    let bed = Bed::new();
+    let (image, socket, url, log) =
+        (text(&bed.image("image")), bed.path("socket"), bed.url("socket"), bed.path("requests"));
+    let words = ["-f", "-U", &text(&socket), "--filter=log", "file", &image, &format!("logfile={}", text(&log))];
+    let _server = Server::start("nbdkit", &words.map(str::to_owned), &socket);
+    done(&ubtrfs(["mkfs", "-q", &url]));
+    let before = fs::read_to_string(&log).unwrap().len();
+    done(&ubtrfs(["mkdir", &format!("{url}:/d")]));
+    let requests = fs::read_to_string(&log).unwrap().split_off(before);
+    let primary: Vec<&str> =
+        requests.lines().filter(|line| line.contains(" Write ") && line.contains("offset=0x10000 ")).collect();
+    assert!(!primary.is_empty() && primary.iter().all(|line| line.contains("fua=1")), "{requests}");
 }
 
 #[test]

@@ -154,7 +154,7 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (Request::Filesystem(whole::Request::Info), &["/"], everyone),
         (Request::Filesystem(whole::Request::Usage), &["/"], everyone),
         (Request::Filesystem(whole::Request::SetLabel { label: b"new".to_vec() }), &["/"], admins),
-        (Request::Filesystem(whole::Request::SetCommitInterval { secs: 30 }), &["/"], admins),
+        (Request::Filesystem(whole::Request::ChangeOptions { options: vec!["commit=30".to_owned()] }), &["/"], admins),
         // These requests lack the stream (EBADF), which is noticed only after the rights are checked.
         (receive(), &["/open"], [BADF, BADF, PERM, PERM, PERM]),
         (receive(), &["/closed"], [BADF, ACCES, PERM, PERM, PERM]),
@@ -274,7 +274,7 @@ fn no_device() -> device::NewDevice {
     let file = std::fs::File::open("/dev/null").unwrap();
     device::NewDevice {
         path: resolve::PathBytes(b"/nonexistent/device".to_vec()),
-        id: ubtrfs_control::ImageId::of(&file).unwrap(),
+        id: Some(ubtrfs_control::ImageId::of(&file).unwrap()),
         force: false,
         keeps_blocks: false,
     }

@@ -11,14 +11,14 @@ use serde_json::json;
 use ubtrfs_control::device::{NewDevice, Request, Response};
 use ubtrfs_control::resolve::PathBytes;
 use ubtrfs_control::{Channel, ImageId, ImageWork, filesystem};
-use ubtrfs_device::{Device, FileDevice, is_seed, is_url, loop_file};
+use ubtrfs_device::{Device, FileDevice, NamedDevice, has_relative_path, is_seed, is_url, loop_file};
 use ubtrfs_format::print::{escaped, insert_name};
 use ubtrfs_transaction::detect;
 
 use super::remove::is_same_device;
 use super::{call_filesystem, filesystem_of, unexpected};
 use crate::commands::filesystem::warn_of_profiles_in;
-use crate::commands::offline::{ImageOptions, ImageUse};
+use crate::commands::offline::{ImageOptions, ImageUse, find_device, warn_of_other_clients};
 use crate::commands::place::{CommandTarget, find_own, with_channel};
 use crate::commands::served::with_served;
 use crate::common::{Shown, format_size, print_json, print_out, warn};
@@ -33,8 +33,8 @@ use crate::progs::is_progs;
 /// A seed stays as it is: the device becomes a new filesystem on it, which is mounted by the new device.
 #[derive(clap::Args)]
 pub(super) struct AddArgs {
-    /// The block devices or image files, then a directory in the mount, or an image that is not mounted. A new image file
-    /// is made with: truncate -s SIZE FILE
+    /// The block devices, image files or NBD exports, then a directory in the mount, or an image that is not mounted. A new
+    /// image file is made with: truncate -s SIZE FILE
     #[arg(value_name = "DEVICE", required = true, num_args = 2..)]
     paths: Vec<PathBuf>,
     #[command(flatten)]
@@ -106,15 +106,16 @@ fn look_at(channel: &Channel<'_>, target: &CommandTarget, path: &Path, force: bo
     if members.map(Path::new).any(|member| is_same_device(member, path)) {
         bail!("{} is a device of this filesystem already; nothing was added", path.shown());
     }
-    let found = find_own(path)?.with_context(|| format!("{} does not exist", path.shown()))?;
-    let device = FileDevice::open_found_beside_writer(&found, path)?;
+    let found = find_device(path)?.with_context(|| format!("{} does not exist", path.shown()))?;
+    let device = NamedDevice::open_found_beside_writer(found, path)?;
     match detect(&device)? {
         _ if force => {}
         Some(content) => {
             bail!("{} contains {content}; to overwrite it, use -f; nothing was added", path.shown())
         }
-        None if !device.is_block_device() && device.has_content()? => {
-            bail!("{} is a file with content; to overwrite it, use -f; nothing was added", path.shown())
+        None if device.has_content()? => {
+            let kind = if is_url(path) { "an export" } else { "a file" };
+            bail!("{} is {kind} with content; to overwrite it, use -f; nothing was added", path.shown())
         }
         None => {}
     }
@@ -198,11 +199,13 @@ pub(crate) fn new_device(
     nodiscard: bool,
 ) -> anyhow::Result<(NewDevice, u64)> {
     if is_url(path) {
-        bail!(
-            "{} is an NBD export, and a device that joins later must be a file or block device; attach it with nbd-client, or \
-             name it in mkfs",
-            path.shown()
-        );
+        if has_relative_path(path) {
+            bail!("{} names a relative path, and another process opens it; give whole paths", path.shown());
+        }
+        let size_bytes = NamedDevice::open_beside_writer(path)?.len_bytes();
+        warn_of_other_clients(path);
+        let path = PathBytes(path.as_os_str().as_bytes().to_vec());
+        return Ok((NewDevice { path, id: None, force, keeps_blocks: nodiscard }, size_bytes));
     }
     let found = find_own(path)?.with_context(|| {
         format!("{} does not exist; for a new image file, run: truncate -s SIZE {}", path.shown(), path.shown())
@@ -218,7 +221,7 @@ pub(crate) fn new_device(
     let full = std::fs::canonicalize(path).with_context(|| format!("cannot find {}", path.shown()))?;
     let new = NewDevice {
         path: PathBytes(full.as_os_str().as_bytes().to_vec()),
-        id: ImageId::of(&found)?,
+        id: Some(ImageId::of(&found)?),
         force,
         keeps_blocks: nodiscard,
     };

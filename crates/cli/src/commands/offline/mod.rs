@@ -332,13 +332,7 @@ pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<NamedDe
     if let Ok(NamedDevice::Network(_)) = &opened
         && access == Access::ReadWrite
     {
-        static TOLD: Once = Once::new();
-        TOLD.call_once(|| {
-            warn(&format!(
-                "note: nothing keeps clients on other machines from writing to {}; make sure that there are none",
-                path.shown()
-            ));
-        });
+        warn_of_other_clients(path);
     }
     opened.map_err(|error| match &error {
         OpenError::Locked { path, by: Some(by) } => match mount_of(path) {
@@ -359,6 +353,17 @@ pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<NamedDe
         },
         _ => error.into(),
     })
+}
+
+/// Says once that nothing protects an export that is opened for writing.
+pub(crate) fn warn_of_other_clients(export: &Path) {
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| {
+        warn(&format!(
+            "note: nothing keeps clients on other machines from writing to {}; make sure that there are none",
+            export.shown()
+        ));
+    });
 }
 
 /// Finds the file of an image or device, as [`find_own`]. `Some(None)` stands for a URL.
