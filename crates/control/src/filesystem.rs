@@ -38,10 +38,10 @@ pub enum Request {
         #[serde(with = "crate::bytes")]
         label: Vec<u8>,
     },
-    /// Changes the time between commits, until the filesystem is unmounted.
-    SetCommitInterval {
-        /// Seconds; 0 means the default.
-        secs: u32,
+    /// Changes mount options, until the filesystem is unmounted ([`ubtrfs_fs::Fs::change_options`]).
+    ChangeOptions {
+        /// The options, each as in `-o`.
+        options: Vec<String>,
     },
     /// Tells the devices which space is free: [`Response::Trimmed`].
     Trim {
@@ -243,9 +243,10 @@ pub(crate) fn execute(context: &CommandContext<'_>, request: Request) -> Result<
             context.fs.set_label(&label)?;
             Ok(Response::Done)
         }
-        Request::SetCommitInterval { secs } => {
+        Request::ChangeOptions { options } => {
             context.require_admin()?;
-            context.fs.set_commit_secs(secs);
+            context.fs.change_options(&options)?;
+            context.host.note_options(&context.fs.changeable_options());
             Ok(Response::Done)
         }
         Request::Trim { start, len_bytes, min_bytes } => {

@@ -208,7 +208,44 @@ const NO_EFFECT: &[&str] = &[
 /// Options of the kernel that this engine refuses with a message, instead of ignoring them.
 const REFUSED: &[(&str, &str)] = &[("sync", "is not supported; use fsync or `ubtrfs filesystem sync`")];
 
+/// The options that say how new data is written. They can change while the filesystem is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DataOptions {
+    pub(crate) compress: Option<CompressSpec>,
+    pub(crate) nodatacow: bool,
+    pub(crate) nodatasum: bool,
+}
+
 impl MountOptions {
+    pub(crate) fn data_options(&self) -> DataOptions {
+        DataOptions { compress: self.compress, nodatacow: self.nodatacow, nodatasum: self.nodatasum }
+    }
+
+    /// Whether a filesystem that is open can take this option ([`crate::Fs::change_options`]).
+    pub fn can_change(option: &str) -> bool {
+        let name = option.split_once('=').map_or(option, |(name, _)| name);
+        matches!(name, "commit" | "compress" | "compress-force" | "nodatacow" | "datacow" | "nodatasum" | "datasum")
+    }
+
+    /// The options that can change. Applied to any options, they give these.
+    pub(crate) fn changeable(&self) -> Vec<String> {
+        let flags: &[&str] = match (self.nodatacow, self.nodatasum) {
+            (true, _) => &["nodatacow"],
+            (false, true) => &["datacow", "nodatasum"],
+            (false, false) => &["datasum"],
+        };
+        let compress = self.compress.map_or_else(
+            || "compress=no".to_owned(),
+            |CompressSpec { kind, level, force }| {
+                let name = if force { "compress-force" } else { "compress" };
+                let level = if level == 0 { String::new() } else { format!(":{level}") };
+                format!("{name}={}{level}", method_name(kind))
+            },
+        );
+        let flags = flags.iter().map(|flag| (*flag).to_owned());
+        [format!("commit={}", self.commit_secs)].into_iter().chain(flags).chain([compress]).collect()
+    }
+
     /// Parses a comma-separated list of options; a later option overrides an earlier one. Fails if an option is
     /// unknown; the error contains the option.
     pub fn parse(text: &str) -> Result<Self> {
@@ -370,6 +407,16 @@ fn bad(option: &str, problem: &str) -> Error {
     Error::MountOption { option: option.to_owned(), problem: problem.to_owned() }
 }
 
+/// The name of a method in options; `no` for none.
+fn method_name(kind: Compression) -> &'static str {
+    match kind {
+        Compression::None => "no",
+        Compression::Zlib => "zlib",
+        Compression::Lzo => "lzo",
+        Compression::Zstd => "zstd",
+    }
+}
+
 /// Parses the value of `compress[-force][=METHOD[:LEVEL]]`; `None` for `no` and `none`.
 fn parse_compress(option: &str, value: Option<&str>, force: bool) -> Result<Option<CompressSpec>> {
     let expected = "expected zlib, lzo, zstd, each with a level such as zstd:3, or no";
@@ -412,6 +459,27 @@ fn parse_size(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_options_that_can_change_are_told_so_that_they_give_themselves() {
+        for text in [
+            "",
+            "nodatacow",
+            "nodatasum",
+            "nodatacow,compress=zstd,compress=no",
+            "compress=zstd:-5",
+            "compress-force=lzo,commit=7",
+            "compress,commit=0",
+        ] {
+            let options = MountOptions::parse(text).unwrap();
+            let told = options.changeable();
+            assert!(told.iter().all(|option| MountOptions::can_change(option)), "{told:?}");
+            for before in ["nodatacow,commit=99", "compress-force=zlib:9", "nodatasum"] {
+                let after = MountOptions::parse(&format!("{before},{}", told.join(","))).unwrap();
+                assert_eq!((after.data_options(), after.commit_secs), (options.data_options(), options.commit_secs));
+            }
+        }
+    }
 
     #[test]
     fn the_kernels_options_are_understood() {

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use tempfile::TempDir;
 use ubtrfs_testkit::{
     Compare, Driver, Image, KernelImage, KernelImageSpec, LoopMount, Model, PathTarget, Rng, btrfs_check, capability,
-    compare_entries, walk_path,
+    compare_entries, run as sh, walk_path,
 };
 
 const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
@@ -532,11 +532,47 @@ fn remounting_read_only_and_back() {
         assert_one_line(&ubtrfs(words_of), words);
     };
     let device = image.path().as_os_str();
-    refused("commit=5,compress=zstd:4", device, &["'compress=zstd:4' cannot change"]);
-    refused("compress=lzo", device, &["compress=lzo", "unmount", "mount it again"]);
+    refused("commit=5,max_inline=4", device, &["'max_inline=4' cannot change"]);
+    refused("notreelog", device, &["notreelog", "unmount", "mount it again"]);
+    refused("compress=best", device, &["compress=best"]);
     refused("ro,subvol=a", device, &["subvol=a", "unmount", "mount it again"]);
     refused("ro", OsStr::new("/nonexistent"), &["is mounted on", "/nonexistent"]);
     fs::write(mount.join("a"), b"still writable").unwrap();
+    mount.umount();
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn a_remount_changes_how_new_data_is_written() {
+    if !ready() {
+        return;
+    }
+    let image = Image::kernel_made(400 << 20, &[]).unwrap();
+    let mount = Mount::new(image.path(), &[]);
+    let remount = |options: &str| {
+        let option = format!("remount,{options}");
+        let words = ["mount".as_ref(), "-o".as_ref(), OsStr::new(&option), image.path().as_os_str()];
+        ok(&ubtrfs(words.into_iter().chain([mount.path().as_os_str()])));
+    };
+    // Whether the data of a new file is compressed, and whether it is overwritten in place.
+    let written = |name: &str| {
+        let path = mount.join(name);
+        fs::write(&path, vec![b'x'; 4 << 20]).unwrap();
+        fs::File::open(&path).unwrap().sync_all().unwrap();
+        let extents = ubtrfs(["filesystem".as_ref(), "fiemap".as_ref(), path.as_os_str()]);
+        ok(&extents);
+        let flags = sh("lsattr", ["-d".as_ref(), path.as_os_str()]).unwrap();
+        (text(&extents).contains("encoded"), flags.split(' ').next().unwrap().contains('C'))
+    };
+    assert_eq!(written("plain"), (false, false));
+    remount("compress=zstd");
+    assert_eq!(written("compressed"), (true, false));
+    remount("nodatacow");
+    assert_eq!(written("in-place"), (false, true));
+    remount("datasum,compress-force=lzo,commit=5");
+    assert_eq!(written("again"), (true, false));
+    remount("compress=no");
+    assert_eq!(written("last"), (false, false));
     mount.umount();
     btrfs_check(image.path()).unwrap();
 }

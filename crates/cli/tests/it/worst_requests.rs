@@ -59,7 +59,7 @@ all_variants! {
         Request::Filesystem(filesystem::Request::Usage) => "filesystem.usage",
         Request::Filesystem(filesystem::Request::MountOptions) => "filesystem.mount_options",
         Request::Filesystem(filesystem::Request::SetLabel { .. }) => "filesystem.set_label",
-        Request::Filesystem(filesystem::Request::SetCommitInterval { .. }) => "filesystem.set_commit_interval",
+        Request::Filesystem(filesystem::Request::ChangeOptions { .. }) => "filesystem.change_options",
         Request::Filesystem(filesystem::Request::Trim { .. }) => "filesystem.trim",
         Request::Device(device::Request::Resize { .. }) => "device.resize",
         Request::Device(device::Request::MinSize { .. }) => "device.min_size",

@@ -36,8 +36,13 @@ impl CommitThread {
         self.interval_secs.store(secs.max(1), Ordering::Relaxed);
     }
 
+    /// The time between commits.
+    pub(crate) fn interval_secs(&self) -> u32 {
+        self.interval_secs.load(Ordering::Relaxed)
+    }
+
     fn interval(&self) -> Duration {
-        Duration::from_secs(self.interval_secs.load(Ordering::Relaxed).into())
+        Duration::from_secs(self.interval_secs().into())
     }
 
     /// Starts the thread.

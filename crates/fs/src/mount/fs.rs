@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use ubtrfs_device::Device;
 use ubtrfs_format::clock::fixed_clock;
 use ubtrfs_format::item::DevStatsItem;
@@ -30,7 +30,7 @@ use crate::mount::memory_budget::MemoryBudget;
 use crate::mount::resync_thread::ResyncThread;
 use crate::mount::stream_memory::StreamMemory;
 use crate::namei::state::NameiState;
-use crate::options::MountOptions;
+use crate::options::{DataOptions, MountOptions};
 use crate::service_threads::ServiceThreads;
 use crate::session::context::Context;
 use crate::subvolume::state::Subvolumes;
@@ -42,7 +42,9 @@ use crate::writeback::data_path::DataPath;
 pub struct Fs {
     pub(crate) context: Context,
     pub(crate) engine: Arc<Engine>,
+    /// The options that the filesystem was opened with. `data_options` has some of them as they are now.
     pub(crate) options: MountOptions,
+    data_options: RwLock<DataOptions>,
     pub(crate) geometry: FilesystemGeometry,
     pub(crate) inodes: InodeCache,
     pub(crate) entered: EnteredSubvolumes,
@@ -153,6 +155,7 @@ impl Fs {
             closed: Mutex::default(),
             context,
             geometry,
+            data_options: RwLock::new(options.data_options()),
             options,
             engine,
         });
@@ -193,7 +196,7 @@ impl Fs {
     pub fn open_sprout(&self, device: Arc<dyn Device>) -> Result<Arc<Self>> {
         let mut devices = self.engine.given_devices();
         devices.push(device);
-        Self::open(devices, MountOptions { read_only: false, ..self.options.clone() })
+        Self::open(devices, MountOptions { read_only: false, ..self.options_now() })
     }
 
     /// Takes over the references of the kernel to the inodes of the seed on which this filesystem was made. During the
@@ -212,9 +215,40 @@ impl Fs {
         &self.options
     }
 
-    /// Changes the time between commits; 0 means the default. [`Self::options`] stays as it is.
-    pub fn set_commit_secs(&self, secs: u32) {
-        self.commit_thread.set_interval(if secs == 0 { MountOptions::default().commit_secs } else { secs });
+    /// Changes options, as a remount of Linux does. New data is written as they say. [`Self::options`] stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// An option is wrong, or can only be given when a filesystem is opened ([`MountOptions::can_change`]). Then nothing has
+    /// changed.
+    pub fn change_options(&self, changes: &[String]) -> Result<()> {
+        let mut now = self.options_now();
+        for option in changes {
+            if !MountOptions::can_change(option) || !now.apply(option)? {
+                let problem = "cannot change while the filesystem is open".to_owned();
+                return Err(Error::MountOption { option: option.clone(), problem });
+            }
+        }
+        self.commit_thread.set_interval(now.commit_secs);
+        *self.data_options.write() = now.data_options();
+        Ok(())
+    }
+
+    /// The options that [`Self::change_options`] can change, as they are now.
+    pub fn changeable_options(&self) -> Vec<String> {
+        self.options_now().changeable()
+    }
+
+    /// The options as they are now.
+    fn options_now(&self) -> MountOptions {
+        let DataOptions { compress, nodatacow, nodatasum } = self.data_options();
+        let commit_secs = self.commit_thread.interval_secs();
+        MountOptions { compress, nodatacow, nodatasum, commit_secs, ..self.options.clone() }
+    }
+
+    /// How new data is written.
+    pub(crate) fn data_options(&self) -> DataOptions {
+        *self.data_options.read()
     }
 
     /// The superblock of the last commit.

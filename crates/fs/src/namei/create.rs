@@ -236,10 +236,11 @@ impl Fs {
     /// Flags of a new inode, from the mount options alone.
     fn flags_by_options(&self, type_bits: u32) -> InodeFlags {
         let mut flags = InodeFlags::empty();
-        if type_bits == mode::REGULAR && self.options.nodatasum {
+        let options = self.data_options();
+        if type_bits == mode::REGULAR && options.nodatasum {
             flags.insert(InodeFlags::NODATASUM);
         }
-        if type_bits == mode::REGULAR && self.options.nodatacow {
+        if type_bits == mode::REGULAR && options.nodatacow {
             flags.insert(InodeFlags::NODATACOW | InodeFlags::NODATASUM);
         }
         flags

@@ -56,7 +56,7 @@ fn committed_at_the_interval(options: &str, set_later: Option<u32>) {
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
     let target = FsTarget::open(image.path(), options).unwrap();
     let fs = target.fs();
-    set_later.into_iter().for_each(|secs| fs.set_commit_secs(secs));
+    set_later.into_iter().for_each(|secs| fs.change_options(&[format!("commit={secs}")]).unwrap());
     fs.create(fs.root(), b"first", NewInode::file(0o644), &ROOT).unwrap();
     let found = std::thread::scope(|scope| {
         let waiter = scope.spawn(|| wait_for(&image, b"first", b"", Duration::from_secs(20)));

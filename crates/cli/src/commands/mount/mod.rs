@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use ubtrfs_control::{Channel, filesystem};
-use ubtrfs_device::{Access, Device, OpenError, is_url};
+use ubtrfs_device::{Access, Device, OpenError, is_object_url, is_url};
 use ubtrfs_format::DevId;
 use ubtrfs_fs::{Caller, DeviceSummary, Fs, MemberState, MountOptions, SetAttr, SubvolumeInfo};
 use ubtrfs_fuse::transport::Transport;
@@ -303,13 +303,13 @@ fn tell_of_loops(args: &Args, config: &MountConfig) {
     }
 }
 
-/// Changes the flags and the time between commits of an existing mount.
+/// Changes the flags of an existing mount, and how its filesystem writes new data.
 fn remount(args: &Args) -> anyhow::Result<ExitCode> {
     let mut mounted = Mounted::find(&args.dir)?;
     let was_read_only = mounted.config.read_only;
     let given = if mounted.other_user.is_none() { given_at_mount(&mounted.dir) } else { None };
     let shown = if mounted.other_user.is_none() { subvolume_at(&mounted.dir) } else { None };
-    let commit_secs = options::change(&args.options, &mut mounted, given.as_deref(), shown.as_ref())?;
+    let mut for_engine = options::change(&args.options, &mut mounted, given.as_deref(), shown.as_ref())?;
     mounted.config.read_only |= args.read_only;
     let is_writable = !mounted.config.read_only;
     let becomes_writable = was_read_only && is_writable;
@@ -327,8 +327,12 @@ fn remount(args: &Args) -> anyhow::Result<ExitCode> {
             args.dir.shown()
         );
     }
-    if args.compress.is_some() || args.memory.is_some() || args.create.is_some() || args.timeline.is_some() {
-        bail!("a remount changes only ro, rw, commit= and the flags of the mount point; unmount it and mount it again");
+    for_engine.extend(args.compress.as_ref().map(|method| format!("compress={method}")));
+    if args.memory.is_some() || args.create.is_some() || args.timeline.is_some() {
+        bail!(
+            "a remount changes only ro, rw, commit=, compress=, datacow, datasum and the flags of the mount point; unmount it \
+             and mount it again"
+        );
     }
     if !args.fake {
         let scope = match args.read_only || options::names_shared_flag(&args.options) {
@@ -336,17 +340,17 @@ fn remount(args: &Args) -> anyhow::Result<ExitCode> {
             false => RemountScope::Mount,
         };
         mounted.remount(&named_as_mounted(&mounted, &args.device), scope)?;
-        if let Some(secs) = commit_secs {
-            set_commit_interval(&mounted.dir, secs)?;
+        if !for_engine.is_empty() {
+            change_options(&mounted.dir, for_engine)?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Changes the time between commits of a mounted filesystem.
-fn set_commit_interval(dir: &Path, secs: u32) -> anyhow::Result<()> {
-    let request = ubtrfs_control::Request::Filesystem(filesystem::Request::SetCommitInterval { secs });
-    let failed = || format!("cannot change the time between commits of {}", dir.shown());
+/// Changes options of a mounted filesystem.
+fn change_options(dir: &Path, options: Vec<String>) -> anyhow::Result<()> {
+    let request = ubtrfs_control::Request::Filesystem(filesystem::Request::ChangeOptions { options });
+    let failed = || format!("cannot change mount options of {}", dir.shown());
     Channel::mount(dir).with_context(failed)?.call(request, &[]).with_context(failed)?;
     Ok(())
 }
@@ -395,7 +399,13 @@ fn is_served_read_only(dir: &Path) -> anyhow::Result<bool> {
 }
 
 fn apply_flags(args: &Args, config: &mut MountConfig, options: &mut MountOptions) -> anyhow::Result<()> {
-    if args.read_only || ubtrfs_device::is_object_url(&args.device) {
+    let is_object = is_object_url(&args.device);
+    let mut asked =
+        args.options.iter().flat_map(|list| list.split(',')).filter(|option| matches!(*option, "ro" | "rw"));
+    if is_object && !args.read_only && asked.next_back() == Some("rw") {
+        bail!("{} is an object, which can only be read; leave out rw", args.device.shown());
+    }
+    if args.read_only || is_object {
         config.read_only = true;
         options.read_only = true;
     }

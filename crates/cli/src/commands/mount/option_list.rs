@@ -88,8 +88,8 @@ pub const OF_MOUNT_POINT: &[MountOption] = &[
 /// The text of `ubtrfs mount --help` on the option `-o`.
 pub(super) fn help() -> String {
     let mut text = String::from(
-        "Mount options, separated by commas: options of btrfs and of the mount point\n\nWith remount, only ro or rw, commit= and these \
-         options of the mount point change: dev, suid, exec, atime, symfollow, dirsync, sync and their opposites. All other options must have \
+        "Mount options, separated by commas: options of btrfs and of the mount point\n\nWith remount, only ro or rw, commit=, compress=, compress-force=, datacow, datasum \
+         and these options of the mount point change: dev, suid, exec, atime, symfollow, dirsync, sync and their opposites. All other options must have \
          the values of the mount; a change of them needs a new mount.\n",
     );
     for (title, options) in [("btrfs", OF_BTRFS), ("the mount point", OF_MOUNT_POINT)] {

@@ -83,32 +83,32 @@ pub(super) fn not_granted(lists: &[String], config: &MountConfig) -> Option<Stri
     })
 }
 
-/// Applies the `-o` arguments of a remount. Only flags that the kernel enforces and `commit=` can change, because the
-/// server is not started again. Options that the mount already has are accepted, because mount(8) passes all options of
+/// Applies the `-o` arguments of a remount. Only flags that the kernel enforces can change, and options that the engine can
+/// change ([`MountOptions::can_change`]), because the server is not started again. Options that the mount already has are accepted, because mount(8) passes all options of
 /// /etc/fstab and of /proc/mounts. `given` are the options of the mount as the user gave them, if its server tells them.
-/// `shown` is the subvolume that the mount shows, if its server tells it. Returns the seconds of `commit=`, if it is
-/// given.
+/// `shown` is the subvolume that the mount shows, if its server tells it. Returns the options for the engine.
 pub(super) fn change(
     lists: &[String],
     mounted: &mut Mounted,
     given: Option<&[String]>,
     shown: Option<&SubvolumeInfo>,
-) -> anyhow::Result<Option<u32>> {
+) -> anyhow::Result<Vec<String>> {
     let refused = |option: &str| {
         anyhow!(
             "mount option '{option}' cannot change while the filesystem is mounted; unmount it and mount it again with \
              that option"
         )
     };
-    let (mut others, mut commit_secs) = (Vec::new(), None);
+    let (mut others, mut for_engine) = (Vec::new(), Vec::new());
     for option in lists.iter().flat_map(|list| list.split(',')).filter(|option| !option.is_empty()) {
         let is_ignored = IGNORED.contains(&option) || IGNORED_PREFIXES.iter().any(|prefix| option.starts_with(prefix));
         if set_flag(&mut mounted.config, option) || is_ignored || mounted.shows(option) {
             continue;
         }
         // Only a server that tells its options can be told to change one.
-        if option.starts_with("commit=") && given.is_some() {
-            commit_secs = Some(MountOptions::parse(option)?.commit_secs);
+        if MountOptions::can_change(option) && given.is_some() {
+            MountOptions::parse(option)?;
+            for_engine.push(option.to_owned());
             continue;
         }
         // The mount may be another one than the first, for which `given` was given.
@@ -118,7 +118,7 @@ pub(super) fn change(
             None => others.push(option),
         }
     }
-    first_change(given, &others)?.map_or(Ok(commit_secs), |option| Err(refused(option)))
+    first_change(given, &others)?.map_or(Ok(for_engine), |option| Err(refused(option)))
 }
 
 /// Whether an option selects this subvolume; `None` if it does not concern subvolumes.

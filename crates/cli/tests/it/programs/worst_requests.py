@@ -719,8 +719,8 @@ def administration():
     device_requests(top)
     in_parallel("long label", lambda _: ask({"filesystem": {"set_label": {"label": "x" * 60000}}}, [top]))
     in_parallel("label", lambda _: ask({"filesystem": {"set_label": {"label": "x" * 255}}}, [top]))
-    for secs in ((1 << 32) - 1, 0):
-        in_parallel("interval", lambda _: ask({"filesystem": {"set_commit_interval": {"secs": secs}}}, [top]))
+    for options in (["commit=4294967295"] * 2000, ["compress=" + "x" * 60000], ["x" * 60000], ["commit=0", "datasum"]):
+        in_parallel("options", lambda _: ask({"filesystem": {"change_options": {"options": options}}}, [top]))
     trim = {"start": 0, "len_bytes": (1 << 64) - 1, "min_bytes": 0}
     in_parallel("trim", lambda _: ask({"filesystem": {"trim": trim}}, [top]))
 
