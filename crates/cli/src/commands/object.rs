@@ -3,7 +3,8 @@
 //! Another process of this program reads the object, and serves it by NBD on a socket to the process that opens the image.
 //! So a confined server of a mount uses such an image too, although it may make no connections.
 //!
-//! O1. The process that reads the object ends with the process that uses it: its socket is then closed.
+//! O1. The process that reads the object ends with the process that uses it: its socket is then closed. It does not wait for
+//!     servers that are silent.
 //! O2. It first says in one line whether the object was opened: `+`, or `-` and the reason.
 
 use std::io::{BufRead, BufReader, Write};
@@ -14,6 +15,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
+use rustix::event::{PollFd, PollFlags, poll};
 use ubtrfs_device::{NbdContent, serve_nbd, set_object_opener};
 use ubtrfs_format::print::escaped;
 use ubtrfs_remote::RemoteImage;
@@ -94,6 +96,13 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     match RemoteImage::open(&args.url) {
         Ok(image) => {
             socket.write_all(b"+\n")?;
+            let closed = socket.as_fd().try_clone_to_owned()?;
+            std::thread::spawn(move || {
+                // Nothing is lost, because objects are only read (O1).
+                let mut waited = [PollFd::new(&closed, PollFlags::RDHUP)];
+                while !matches!(poll(&mut waited, None), Ok(1..)) {}
+                std::process::exit(0);
+            });
             // An error means that the client has ended.
             let _ = serve_nbd(&socket, &Object(image), NR_THREADS);
         }

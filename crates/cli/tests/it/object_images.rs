@@ -8,13 +8,15 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tempfile::TempDir;
 use ubtrfs_testkit::capability;
 
-use crate::common::{ok, refused, text, ubtrfs};
+use crate::common::{command, ok, refused, text, ubtrfs};
+use crate::nbd::make_certificates;
 
 /// How a server treats requests.
 #[derive(Default)]
@@ -30,6 +32,8 @@ struct Manners {
     ignores_conditions: AtomicBool,
     /// Every third request fails: in turn with a status, with a connection that is closed amid the content.
     is_flaky: AtomicBool,
+    /// Never answers a request for content.
+    is_silent: AtomicBool,
     /// Closes all connections at once.
     is_away: AtomicBool,
 }
@@ -104,6 +108,9 @@ fn serve(mut socket: &TcpStream, root: &Path, manners: &Manners) -> Option<()> {
                 lines.iter().find_map(|line| line.split_once(": ").filter(|(key, _)| key.eq_ignore_ascii_case(name)));
             found.map(|(_, value)| value.to_owned())
         };
+        while method == "GET" && manners.is_silent.load(Ordering::Relaxed) {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
         let number = manners.nr_requests.fetch_add(1, Ordering::Relaxed);
         let is_failing = manners.is_flaky.load(Ordering::Relaxed) && number % 3 == 2;
         let tag = format!("\"v{}\"", manners.version.load(Ordering::Relaxed));
@@ -166,6 +173,114 @@ fn commands_read_an_image_on_a_web_server() {
 }
 
 #[test]
+fn the_process_that_reads_an_object_ends_although_the_server_is_silent() {
+    let server = WebServer::start();
+    server.image("disk.img", "400M");
+    server.manners.is_silent.store(true, Ordering::Relaxed);
+    let url = server.url("disk.img");
+    let readers = || {
+        let mut found = 0;
+        for process in fs::read_dir("/proc").unwrap().flatten() {
+            let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
+            let mut words = line.split(|byte| *byte == 0);
+            found += usize::from(words.any(|word| word == b"serve-object") && words.any(|word| word == url.as_bytes()));
+        }
+        found
+    };
+    let until = |is_done: &dyn Fn() -> bool| {
+        let begun = std::time::Instant::now();
+        while !is_done() {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{} processes", readers());
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    };
+    let mut client = command(&["ls", &url]);
+    let mut client = client.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until(&|| readers() > 0);
+    // It is amid the read of a superblock.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    client.kill().unwrap();
+    client.wait().unwrap();
+    until(&|| readers() == 0);
+    server.manners.is_silent.store(false, Ordering::Relaxed);
+}
+
+/// A proxy that speaks TLS with clients, and the server's language without it. Its arguments are a certificate, its key and
+/// the server's port.
+const TLS_PROXY: &str = r"
+import socket, ssl, sys, threading
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain(sys.argv[1], sys.argv[2])
+listener = socket.create_server(('127.0.0.1', 0))
+print(listener.getsockname()[1], flush=True)
+
+def pump(source, target):
+    try:
+        while data := source.recv(65536):
+            target.sendall(data)
+    except OSError:
+        pass
+    for end in (source, target):
+        try:
+            end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+def serve(client):
+    try:
+        client = context.wrap_socket(client, server_side=True)
+    except OSError:
+        return
+    server = socket.create_connection(('127.0.0.1', int(sys.argv[3])))
+    threading.Thread(target=pump, args=(client, server), daemon=True).start()
+    pump(server, client)
+
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+";
+
+/// A running [`TLS_PROXY`], which is killed when this is dropped.
+struct TlsProxy(Child);
+
+impl Drop for TlsProxy {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn certificates_of_web_servers_are_verified() {
+    if !capability::program("python3") {
+        return;
+    }
+    let server = WebServer::start();
+    server.image("disk.img", "400M");
+    make_certificates(server.dir.path());
+    let [authority, certificate, key] =
+        ["ca-cert.pem", "server-cert.pem", "server-key.pem"].map(|name| text(&server.path(name)));
+    let words = ["-c", TLS_PROXY, &certificate, &key, &server.port.to_string()];
+    let mut child = Command::new("python3").args(words).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut port = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut port).unwrap();
+    let _proxy = TlsProxy(child);
+    let url = format!("https://localhost:{}/disk.img", port.trim());
+    let listed = |url: &str, trusted: Option<&str>| {
+        let mut command = command(&["ls", url]);
+        command.env_remove("SSL_CERT_DIR");
+        match trusted {
+            Some(file) => command.env("SSL_CERT_FILE", file),
+            None => command.env_remove("SSL_CERT_FILE"),
+        };
+        command.output().unwrap()
+    };
+    assert_eq!(ok(listed(&url, Some(&authority))), "etc\nlarge\n");
+    refused(&listed(&url, None), &["certificate"]);
+    let by_address = url.replace("localhost", "127.0.0.1");
+    refused(&listed(&by_address, Some(&authority)), &["certificate"]);
+}
+
+#[test]
 fn objects_that_cannot_be_opened_are_one_line_each() {
     let server = WebServer::start();
     server.image("disk.img", "400M");
@@ -176,6 +291,8 @@ fn objects_that_cannot_be_opened_are_one_line_each() {
     refused(&ubtrfs(["ls", "http://user:hunter22@host/x"]), &["put credentials into the environment"]);
     refused(&ubtrfs(["ls", "https://host/x?token=hunter22"]), &["put credentials into the environment"]);
     refused(&ubtrfs(["ls", "https://host"]), &["names no object"]);
+    let writable = ["mount", "-o", "rw", &server.url("disk.img"), &text(server.dir.path())];
+    refused(&ubtrfs(writable), &["can only be read; leave out rw"]);
     server.manners.ignores_ranges.store(true, Ordering::Relaxed);
     refused(&ubtrfs(["ls", &server.url("disk.img")]), &["disk.img", "ranges"]);
 }

@@ -7,7 +7,8 @@
 //!   reads fail.
 //! - V2. The cache has at most [`CACHE_BLOCKS`] blocks, and a request at most [`RUN_MAX`]. What a server sends beyond the
 //!   range that was asked for is not kept.
-//! - V3. A read ends after [`READ_TIME`] at the latest.
+//! - V3. A read ends after [`READ_TIME`] at the latest. After one that ended so, the server counts as silent for
+//!   [`SILENT_TIME`]: reads of what is not in the cache fail at once. So who repeats a read does not wait as often.
 
 mod block_cache;
 
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use futures_util::TryStreamExt;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt};
+use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 
 use self::block_cache::{BlockCache, BlockRead, BlockRun};
@@ -32,6 +34,8 @@ const CACHE_BLOCKS: usize = 512;
 const RUN_MAX: u64 = 16;
 /// How long a read may take.
 const READ_TIME: Duration = Duration::from_secs(40);
+/// How long a server that was silent is not asked again.
+const SILENT_TIME: Duration = Duration::from_secs(10);
 /// How often a range is fetched until it arrives.
 const ATTEMPTS: u32 = 4;
 /// The pause before the first repetition.
@@ -43,6 +47,8 @@ pub struct RemoteImage {
     runtime: StoreThreads,
     object: Arc<ObjectVersion>,
     cache: Arc<BlockCache>,
+    /// Until when the server counts as silent (V3).
+    silent_until: Mutex<Option<Instant>>,
 }
 
 /// The version of an object that was opened (V1).
@@ -56,6 +62,8 @@ struct ObjectVersion {
     tag: Option<String>,
     modified: i64,
     options: GetOptions,
+    /// How long a read may take: [`READ_TIME`], but in tests.
+    read_time: Duration,
 }
 
 impl RemoteImage {
@@ -66,21 +74,21 @@ impl RemoteImage {
     /// The URL names no object; the server does not answer, denies the object, or does not have it; its size is unknown.
     pub fn open(url: &str) -> Result<Self> {
         let (store, path) = location::open(url, StoreUsage::Object)?;
-        Self::of_store(store, path, url)
+        Self::of_store(store, path, url, READ_TIME)
     }
 
-    /// Opens an object of this store. `url` is for messages.
+    /// Opens an object of this store. `url` is for messages, and `read_time` limits a read.
     ///
     /// # Errors
     ///
     /// As [`RemoteImage::open`].
     #[doc(hidden)]
-    pub fn of_store(store: Arc<dyn ObjectStore>, path: Path, url: &str) -> Result<Self> {
+    pub fn of_store(store: Arc<dyn ObjectStore>, path: Path, url: &str, read_time: Duration) -> Result<Self> {
         let runtime = StoreThreads::start()?;
-        let found = runtime.block_on(async { timeout(READ_TIME, store.head(&path)).await });
+        let found = runtime.block_on(async { timeout(read_time, store.head(&path)).await });
         let meta = match found {
             Ok(found) => found.map_err(|error| RemoteError::request("read", url, &error))?,
-            Err(_) => return Err(RemoteError::late(url, READ_TIME)),
+            Err(_) => return Err(RemoteError::late(url, read_time)),
         };
         // A server does not compare a weak tag (RFC 9110, 13.1.1).
         let strong = meta.e_tag.clone().filter(|tag| !tag.starts_with("W/"));
@@ -94,8 +102,10 @@ impl RemoteImage {
             tag: meta.e_tag,
             modified: meta.last_modified.timestamp(),
             options,
+            read_time,
         };
-        Ok(Self { runtime, object: Arc::new(object), cache: Arc::new(BlockCache::new(CACHE_BLOCKS)) })
+        let cache = Arc::new(BlockCache::new(CACHE_BLOCKS));
+        Ok(Self { runtime, object: Arc::new(object), cache, silent_until: Mutex::default() })
     }
 
     /// Size of the object in bytes.
@@ -116,22 +126,36 @@ impl RemoteImage {
         if buf.is_empty() {
             return Ok(());
         }
-        let until = Instant::now() + READ_TIME;
+        let late = || RemoteError::late(&self.object.url, self.object.read_time);
+        let now = Instant::now();
+        let is_silent = self.silent_until.lock().is_some_and(|until| now < until);
+        let until = if is_silent { now } else { now + self.object.read_time };
         let (first, last) = (offset / BLOCK, (end - 1) / BLOCK);
         let mut read = self.cache.begin(first, last);
         read.last = read.last.min((self.object.size_bytes - 1) / BLOCK);
-        self.fetch(read, first);
+        if !is_silent {
+            self.fetch(read, first);
+        }
         let mut rest = buf;
         for block in first..=last {
             let bytes = loop {
                 match self.cache.wait(read, block, until) {
                     Some(found) => break found,
-                    None if Instant::now() >= until => return Err(RemoteError::late(&self.object.url, READ_TIME)),
+                    None if is_silent => return Err(late()),
+                    None if Instant::now() >= until => {
+                        self.note_silence();
+                        return Err(late());
+                    }
                     // It was dropped before this thread had it.
                     None => self.fetch(BlockRead { last: block, ..read }, block),
                 }
             };
-            let bytes = bytes.map_err(RemoteError::Shared)?;
+            let bytes = bytes.map_err(|error| {
+                if matches!(*error, RemoteError::Late { .. }) {
+                    self.note_silence();
+                }
+                RemoteError::Shared(error)
+            })?;
             let start = usize::try_from(offset.saturating_sub(block * BLOCK)).unwrap_or(usize::MAX);
             let part = bytes.get(start..).unwrap_or_default();
             let (now, later) = rest.split_at_mut(part.len().min(rest.len()));
@@ -142,6 +166,10 @@ impl RemoteImage {
             true => Ok(()),
             false => Err(RemoteError::damaged(&self.object.url, "a block has too few bytes")),
         }
+    }
+
+    fn note_silence(&self) {
+        *self.silent_until.lock() = Instant::now().checked_add(SILENT_TIME);
     }
 
     /// Fetches what is missing of a read, from `first` on.
@@ -171,7 +199,7 @@ impl ObjectVersion {
                 pause = pause.saturating_mul(3);
             }
         };
-        timeout(READ_TIME, repeated).await.unwrap_or_else(|_| Err(RemoteError::late(&self.url, READ_TIME)))
+        timeout(self.read_time, repeated).await.unwrap_or_else(|_| Err(RemoteError::late(&self.url, self.read_time)))
     }
 
     async fn fetch_once(&self, run: BlockRun) -> Result<Vec<u8>> {

@@ -25,6 +25,8 @@ pub(crate) struct Faults {
     pub(crate) corrupting_percent: u64,
     /// Uploads after this number fail for good.
     pub(crate) puts_left: Option<usize>,
+    /// Reads of content are never answered.
+    pub(crate) is_silent: bool,
 }
 
 /// A store in memory.
@@ -98,6 +100,9 @@ impl ObjectStore for FaultyStore {
     }
 
     async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        if !options.head && self.faults.lock().unwrap().is_silent {
+            return std::future::pending().await;
+        }
         self.maybe_fail()?;
         let path = self.swapped.lock().unwrap().get(path).unwrap_or(path).clone();
         let found = self.memory.get_opts(&path, options).await?;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod faulty_store;
+mod image;
 mod prune;
 mod transfer;
 
