@@ -17,6 +17,14 @@ pub enum RemoteError {
         /// The mistake, and the form to write.
         why: String,
     },
+    /// A store that the environment does not let use.
+    #[error("cannot use {url}: {cause}")]
+    Unusable {
+        /// The URL, without secrets.
+        url: String,
+        /// What is missing, and what to do.
+        cause: String,
+    },
     /// A request failed, also when it was repeated.
     #[error("cannot {verb} {object}: {cause}")]
     Request {
@@ -161,11 +169,7 @@ impl RemoteError {
                 "the store denies it; check the rights of the credentials".to_owned()
             }
             object_store::Error::Unauthenticated { .. } => NOT_ACCEPTED.to_owned(),
-            other => {
-                let text = chain_text(other);
-                let known = KNOWN.iter().find(|(part, _)| text.contains(part));
-                known.map_or(text, |(_, words)| (*words).to_owned())
-            }
+            other => known_mistake(other).map_or_else(|| chain_text(other), str::to_owned),
         };
         Self::Request { verb, object: object.to_owned(), cause: redacted(&words), is_missing }
     }
@@ -225,11 +229,25 @@ fn without_parameters(text: &str) -> String {
     text.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }
 
+/// The words for the error of a common mistake.
+pub(crate) fn known_mistake(error: &object_store::Error) -> Option<&'static str> {
+    let text = chain_text(error);
+    KNOWN.iter().find(|(part, _)| text.contains(part)).map(|(_, words)| *words)
+}
+
 const NOT_ACCEPTED: &str = "the store does not accept the credentials; check the variables of the environment, such as \
                             AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
 
 /// Parts of errors of common mistakes, and the words for them.
-const KNOWN: [(&str, &str); 6] = [
+const KNOWN: [(&str, &str); 8] = [
+    (
+        "Missing SecretAccessKey",
+        "AWS_ACCESS_KEY_ID is in the environment, and AWS_SECRET_ACCESS_KEY is not; set it as well",
+    ),
+    (
+        "Missing AccessKeyId",
+        "AWS_SECRET_ACCESS_KEY is in the environment, and AWS_ACCESS_KEY_ID is not; set it as well",
+    ),
     ("SignatureDoesNotMatch", NOT_ACCEPTED),
     ("InvalidAccessKeyId", NOT_ACCEPTED),
     ("NoSuchBucket", "the bucket does not exist; make it first, or check the URL"),

@@ -14,7 +14,7 @@ use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, R
 use url::Url;
 
 use crate::Result;
-use crate::error::{RemoteError, redacted};
+use crate::error::{RemoteError, known_mistake, redacted};
 use crate::store::StoreUsage;
 
 /// A store, and the path in it under which the snapshots are.
@@ -30,7 +30,10 @@ pub(crate) fn open(text: &str, usage: StoreUsage) -> Result<StorePlace> {
     }
     let prefix = Path::from_url_path(url.path().trim_matches('/')).map_err(|error| wrong(&error.to_string()))?;
     let has_bucket = url.host_str().is_some_and(|host| !host.is_empty());
-    let failed = |error: object_store::Error| wrong(&redacted(&error.to_string()));
+    let failed = |error: object_store::Error| match known_mistake(&error) {
+        Some(cause) => RemoteError::Unusable { url: shown(text), cause: cause.to_owned() },
+        None => wrong(&redacted(&error.to_string())),
+    };
     match url.scheme() {
         "file" => {
             let path = url.to_file_path().map_err(|()| wrong("write file:///DIRECTORY"))?;

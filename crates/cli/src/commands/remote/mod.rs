@@ -136,12 +136,14 @@ fn readable(store: &RemoteStore, keys: &RemoteKeys, found: &[FoundSnapshot]) -> 
     (manifests, nr_bad)
 }
 
-/// Finds the snapshot that a user means, which must be readable: by `latest`, its name, its UUID, or the form `UUID-TRANSACTION`.
+/// Finds the snapshot that a user means, which must be readable: by `latest`, its name, the form `UUID-TRANSACTION`, or the
+/// beginning of that form if it has [`PREFIX_MIN`] digits. A name counts before a beginning.
 fn named<'m>(manifests: &'m [SnapshotManifest], text: &str) -> anyhow::Result<&'m SnapshotManifest> {
-    let is_meant = |manifest: &&SnapshotManifest| {
-        manifest.name == text.as_bytes()
-            || manifest.key.to_string() == text
-            || manifest.key.uuid.to_string() == text.to_ascii_lowercase()
+    let key = text.to_ascii_lowercase();
+    let has_name = manifests.iter().any(|manifest| manifest.name == text.as_bytes());
+    let is_meant = |manifest: &&SnapshotManifest| match has_name {
+        true => manifest.name == text.as_bytes(),
+        false => key.len() >= PREFIX_MIN && manifest.key.to_string().starts_with(&key),
     };
     if text == "latest" && !manifests.iter().any(|manifest| manifest.name == b"latest") {
         return manifests.first().ok_or_else(|| anyhow!("no snapshot in the store can be read"));
@@ -153,14 +155,16 @@ fn named<'m>(manifests: &'m [SnapshotManifest], text: &str) -> anyhow::Result<&'
             "the store has no readable snapshot {}; list them with: ubtrfs remote list",
             printable(text.as_bytes())
         ),
-        [first, ..] => bail!(
-            "the store has {} snapshots {}; name one of them by its UUID, such as {}",
-            meant.len(),
-            printable(text.as_bytes()),
-            first.key
-        ),
+        [first, ..] => {
+            let (nr, text, of) =
+                (meant.len(), printable(text.as_bytes()), if has_name { "" } else { " that begin with" });
+            bail!("the store has {nr} snapshots{of} {text}; name one of them by its UUID, such as {}", first.key)
+        }
     }
 }
+
+/// The shortest beginning of a UUID that names a snapshot.
+const PREFIX_MIN: usize = 4;
 
 /// The message about a store without snapshots, such as that of a wrong URL.
 const NO_SNAPSHOTS: &str = "the store has no snapshots; check the URL, or push one: ubtrfs push";

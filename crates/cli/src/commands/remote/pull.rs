@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context, anyhow, bail};
+use rustix::io::Errno;
 use serde_json::json;
 use ubtrfs_control::receive::{Request, Response};
 use ubtrfs_control::{Channel, OpenedFile, Request as AnyRequest, Response as AnyResponse};
@@ -37,7 +38,7 @@ use crate::job::with_progress_by;
 pub(crate) struct Args {
     #[command(flatten)]
     store: StoreArgs,
-    /// Name or UUID of the snapshot, or latest
+    /// Name or UUID of the snapshot, also the beginning of a UUID, or latest
     #[arg(value_name = "SNAPSHOT")]
     snapshot: String,
     /// Directory in a mount or an image that receives the snapshots
@@ -145,6 +146,9 @@ fn receive(
         (Ok(_), Ok(())) => Err(anyhow!("{}", ubtrfs_control::unexpected())),
         // The input ended early because of this error.
         (_, Err(error)) if !is_of_receiver(&error) => Err(error.into()),
+        (Err(failure), _) if failure.errno() == Errno::EXIST => {
+            Err(anyhow!("{failure}; to keep both, pull into another directory"))
+        }
         (Err(failure), _) => Err(anyhow!("{failure}")),
         (Ok(_), Err(error)) => Err(error.into()),
     }

@@ -18,7 +18,7 @@ use crate::job::with_progress_by;
 pub(super) struct Args {
     #[command(flatten)]
     store: StoreArgs,
-    /// Name or UUID of a snapshot, or latest [default: all]
+    /// Name or UUID of a snapshot, also the beginning of a UUID, or latest [default: all]
     #[arg(value_name = "SNAPSHOT")]
     snapshots: Vec<String>,
     /// Only look whether all parts are there with their sizes

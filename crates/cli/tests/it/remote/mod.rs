@@ -360,6 +360,29 @@ fn a_prune_keeps_what_the_rules_say() {
 }
 
 #[test]
+fn snapshots_are_named_by_the_beginning_of_their_uuid() {
+    let bed = Bed::new();
+    bed.make_source(1000);
+    for dir in ["day", "night"] {
+        bed.ok(&format!("mkdir a.img:/{dir}"));
+        bed.ok(&format!("subvolume snapshot -r a.img:/home a.img:/{dir}/monday"));
+        bed.ok(&format!("push -q --full a.img:/{dir}/monday URL"));
+    }
+    let list = bed.json("remote list --json URL");
+    let uuids: Vec<&str> =
+        list["snapshots"].as_array().unwrap().iter().map(|one| one["uuid"].as_str().unwrap()).collect();
+    bed.make_destination();
+    refused(&bed.run("pull URL monday b.img"), &["2 snapshots monday", "by its UUID"]);
+    refused(&bed.run(&format!("pull URL {} b.img", &uuids[0][..3])), &["no readable snapshot"]);
+    bed.ok(&format!("pull -q URL {} b.img", &uuids[0][..10].to_uppercase()));
+    // One name has room for one of them.
+    let other = format!("pull URL {} b.img", &uuids[1][..10]);
+    refused(&bed.run(&other), &["'monday' exists already", "pull into another directory"]);
+    bed.ok("mkdir b.img:/other");
+    bed.ok(&format!("{other}:/other"));
+}
+
+#[test]
 fn a_parent_that_needs_the_snapshot_is_refused() {
     let bed = Bed::new();
     bed.make_source(100_000);

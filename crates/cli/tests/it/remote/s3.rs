@@ -246,6 +246,46 @@ fn a_server_of_s3_keeps_snapshots() {
     kill_rounds(&bed, nr_kills());
 }
 
+/// Writes an object by the server's own interface for files, which needs no signature.
+fn upload(server: &S3Server, name: &str, content: &[u8]) {
+    let mut socket = TcpStream::connect(("127.0.0.1", server.ports[2])).unwrap();
+    let head = format!(
+        "PUT /buckets/snapshots/{name} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n\
+         Content-Length: {}\r\nConnection: close\r\n\r\n",
+        content.len()
+    );
+    socket.write_all(head.as_bytes()).unwrap();
+    socket.write_all(content).unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 20"), "{answer}");
+}
+
+#[test]
+fn an_image_on_a_server_of_s3_is_read_and_mounted() {
+    if !capability::fuse() || !capability::root() {
+        return;
+    }
+    let Some(server) = S3Server::start() else { return };
+    server.await_bucket();
+    let bed = server.bed("", server.port);
+    bed.make_source(30 << 20);
+    bed.ok("mkfs -q --shrink -r tree disk.img");
+    let image = std::fs::read(bed.path("disk.img")).unwrap();
+    upload(&server, "disk.img", &image);
+    let url = "s3://snapshots/disk.img";
+    assert_eq!(bed.ok(&format!("cat {url}:/small")), "small");
+    assert!(bed.ok(&format!("check --check-data-csum {url}")).contains("clean"));
+    std::fs::create_dir(bed.path("mnt")).unwrap();
+    bed.ok(&format!("mount --sandbox {url} mnt"));
+    let same = std::fs::read(bed.path("mnt/big")).unwrap() == std::fs::read(bed.path("tree/big")).unwrap();
+    bed.ok("umount mnt");
+    assert!(same);
+    let refused = bed.run(&format!("ls {}", url.replace("disk", "absent")));
+    let stderr = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && stderr.lines().count() == 1 && stderr.contains("absent.img"), "{stderr}");
+}
+
 #[test]
 fn a_proxy_that_spoils_requests_does_no_harm() {
     let Some(server) = S3Server::start() else { return };
