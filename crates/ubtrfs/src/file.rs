@@ -170,6 +170,15 @@ impl File {
         self.id
     }
 
+    pub(crate) fn filesystem(&self) -> &Filesystem {
+        &self.fs
+    }
+
+    /// The path that was given to open, for errors.
+    pub(crate) fn name(&self) -> &Path {
+        &self.path
+    }
+
     /// Reads at `offset` (in bytes) without moving the file's position. Returns the number of bytes, which is less than
     /// `buf.len()` only at the end of the file.
     ///

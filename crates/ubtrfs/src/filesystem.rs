@@ -532,6 +532,11 @@ impl Filesystem {
         &self.shared.fs
     }
 
+    /// The name of the first device, for errors.
+    pub(crate) fn device_name(&self) -> &Path {
+        &self.shared.device
+    }
+
     pub(crate) fn append_lock(&self) -> &Mutex<()> {
         &self.shared.append
     }

@@ -37,6 +37,7 @@
 //! | file content: [`Read`](std::io::Read), [`Write`](std::io::Write), [`Seek`](std::io::Seek), positioned I/O | [`File`] |
 //! | subvolumes and snapshots | [`Filesystem::create_subvolume`], [`Filesystem::snapshot`], [`Filesystem::subvolumes`] |
 //! | subvolumes as streams, whole or as differences | [`Filesystem::send`], [`Filesystem::receive`] |
+//! | balance, scrub, devices, quotas, defragmentation, space | [`manage`] |
 //! | your own storage instead of an image file | [`Device`], [`Filesystem::make_on`], [`Filesystem::open_devices`] |
 //! | options of a new or an opened filesystem | [`MkfsOptions`], [`MountOptions`] |
 //! | checking a filesystem without changing it | [`check()`] |
@@ -78,6 +79,7 @@ mod filesystem;
 pub mod format;
 #[cfg(feature = "fuse")]
 pub mod fuse;
+pub mod manage;
 mod metadata;
 mod names;
 mod path;

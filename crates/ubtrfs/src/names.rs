@@ -290,6 +290,38 @@ impl Filesystem {
         self.make("make symbolic link", link.as_ref(), NewInode::symlink(target)).map(drop)
     }
 
+    /// Makes a FIFO, a socket or a device file. `mode` has the type and the permissions, as in mknod(2); `device` has the
+    /// major and minor number of a device file.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// // S_IFCHR: the device /dev/null.
+    /// fs.make_node("/null", 0o020_666, (1, 3))?;
+    /// assert_eq!(fs.metadata("/null")?.device_number(), (1, 3));
+    /// // S_IFIFO.
+    /// fs.make_node("/pipe", 0o010_600, (0, 0))?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `AlreadyExists`; `InvalidInput` for another type.
+    pub fn make_node(&self, path: impl AsRef<Path>, mode: u32, device: (u32, u32)) -> Result<()> {
+        use ubtrfs_fs::mode as bits;
+        let path = path.as_ref();
+        let kind = mode & bits::TYPE;
+        let rdev = match kind {
+            bits::CHAR | bits::BLOCK => ubtrfs_fs::rdev_from_parts(device.0, device.1),
+            bits::FIFO | bits::SOCKET => 0,
+            _ => {
+                let cause = ubtrfs_fs::Error::InvalidArgument("the mode is not that of a FIFO, socket or device file");
+                return Err(Error::new("make node", path, cause));
+            }
+        };
+        let new = NewInode { mode: kind | mode & bits::PERMISSIONS, rdev, ..NewInode::default() };
+        self.make("make node", path, new).map(drop)
+    }
+
     /// Returns the target of a symbolic link.
     ///
     /// ```

@@ -248,6 +248,35 @@ impl Filesystem {
         Ok(Subvolume { info })
     }
 
+    /// The id of the subvolume that is opened if none is named.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// assert_eq!(fs.default_subvolume()?, 5);
+    /// fs.create_subvolume("/system")?;
+    /// fs.set_default_subvolume("/system")?;
+    /// assert_eq!(fs.default_subvolume()?, fs.subvolume("/system")?.id());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Damage of the root tree.
+    pub fn default_subvolume(&self) -> Result<u64> {
+        let id = self.engine().default_subvolume().while_doing("find the default subvolume of", self.device_name())?;
+        Ok(id.0)
+    }
+
+    /// Sets the subvolume that is opened if none is named, as [`default_subvolume`](Self::default_subvolume) shows.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the path is not a subvolume; `ReadOnlyFilesystem`.
+    pub fn set_default_subvolume(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let root = self.subvolume_root("set default subvolume", path)?;
+        self.engine().set_default_subvolume(root.root).while_doing("set default subvolume", path)
+    }
+
     pub(crate) fn subvolume_root(&self, operation: &'static str, path: &Path) -> Result<InodeId> {
         let id = self.resolve(operation, path, Follow::Yes)?.id;
         if id == InodeId::root_of(id.root) {

@@ -194,7 +194,7 @@ fn the_process_that_reads_an_object_ends_although_the_server_is_silent() {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
     };
-    let mut client = command(&["ls", &url]);
+    let mut client = command(["ls", &url]);
     let mut client = client.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     until(&|| readers() > 0);
     // It is amid the read of a superblock.
@@ -266,7 +266,7 @@ fn certificates_of_web_servers_are_verified() {
     let _proxy = TlsProxy(child);
     let url = format!("https://localhost:{}/disk.img", port.trim());
     let listed = |url: &str, trusted: Option<&str>| {
-        let mut command = command(&["ls", url]);
+        let mut command = command(["ls", url]);
         command.env_remove("SSL_CERT_DIR");
         match trusted {
             Some(file) => command.env("SSL_CERT_FILE", file),

@@ -2,7 +2,7 @@
 //! of the same file that calls it.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A public item: the line of its declaration, and its documentation.
 struct Item {
@@ -53,11 +53,16 @@ fn calls(examples: &str, function: &str) -> bool {
     [".", "::"].iter().any(|before| examples.contains(&format!("{before}{function}(")))
 }
 
+/// The source files below a folder.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
+}
+
 #[test]
 fn every_public_item_of_the_library_has_an_example() {
     let (mut nr_items, mut missing) = (0, Vec::new());
-    for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap() {
-        let path = entry.unwrap().path();
+    for path in sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")) {
         let source = fs::read_to_string(&path).unwrap();
         let items = items(&source);
         let of_file: String = items.iter().map(|item| examples(&item.docs)).collect();

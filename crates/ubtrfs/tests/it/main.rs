@@ -5,4 +5,5 @@
 mod doc_examples;
 mod examples;
 mod library;
+mod manage;
 mod mount;
