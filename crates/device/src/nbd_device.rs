@@ -96,12 +96,19 @@ impl NbdDevice {
     /// of an export may take hours.
     ///
     /// # Errors
-    /// The export cannot be read.
+    /// The export cannot be read, or the server takes longer than [`CONTENT_PATIENCE`] to tell.
     pub fn has_content(&self) -> io::Result<bool> {
         if !self.client.tells_zeros() {
             return Ok(false);
         }
-        has_content(self.len_bytes(), |at| self.client.next_data(at), |at, buf| self.read_at(at, buf))
+        let until = Instant::now() + CONTENT_PATIENCE;
+        let next = |at| {
+            self.client.next_data(at, until).map_err(|error| match error.kind() {
+                io::ErrorKind::TimedOut => io::Error::new(error.kind(), SLOW_TO_TELL),
+                _ => error,
+            })
+        };
+        has_content(self.len_bytes(), next, |at, buf| self.read_at(at, buf))
     }
 
     fn check_writable(&self) -> io::Result<()> {
@@ -178,6 +185,10 @@ enum Probed {
     Failed(Instant, OpenError),
 }
 
+/// How long a server may take to tell whether an export has content.
+const CONTENT_PATIENCE: Duration = Duration::from_secs(10);
+const SLOW_TO_TELL: &str = "the server takes too long to tell whether the export has content; to overwrite it without a look, \
+                            use -f";
 /// How long a failure to connect counts, so that a command fails once.
 const FAILURE_AGE: Duration = Duration::from_secs(2);
 

@@ -77,8 +77,6 @@ const PIECE_LEN: u32 = 512 << 10;
 const TRIM_LEN: u32 = 1 << 30;
 /// Zeros that are not sent have at least this many bytes. A server may take longer for a few zeros than for a write.
 const ZEROES_LEN: u32 = 64 << 10;
-/// Requests for the status of ranges that one search makes. A server may tell of less than it was asked for.
-const NR_STATUS_MAX: u32 = 1 << 16;
 /// How long a further connection may take. A server that permits several may still be at its limit.
 const FURTHER_PATIENCE: Duration = Duration::from_secs(2);
 /// The pause between attempts to connect again while a read waits.
@@ -267,8 +265,8 @@ impl Client {
     /// help ([`Client::tells_zeros`]), that is `offset` itself.
     ///
     /// # Errors
-    /// The server's error; a connection was lost.
-    pub fn next_data(&self, offset: u64) -> io::Result<u64> {
+    /// `TimedOut` after `until`: a server may tell of a few bytes at a time; the server's error; a connection was lost.
+    pub fn next_data(&self, offset: u64, until: Instant) -> io::Result<u64> {
         let end = self.export.size_bytes;
         if !self.tells_zeros() {
             return Ok(offset.min(end));
@@ -276,9 +274,9 @@ impl Client {
         let block = self.export.min_block.max(1);
         let most = u32::MAX.checked_div(block).unwrap_or(0).saturating_mul(block);
         let mut at = offset.checked_div(u64::from(block)).unwrap_or(0).saturating_mul(u64::from(block));
-        for _ in 0..NR_STATUS_MAX {
-            if at >= end {
-                return Ok(end.max(offset));
+        while at < end {
+            if Instant::now() > until {
+                return Err(io::ErrorKind::TimedOut.into());
             }
             let len = u32::try_from(end.saturating_sub(at)).unwrap_or(most).min(most);
             let mut ranges = Vec::new();
@@ -291,18 +289,14 @@ impl Client {
                 }
                 Err(lost) => return Err(io::Error::new(io::ErrorKind::NotConnected, self.fail(&lost))),
             }
-            let before = at;
             for (len, is_zero) in ranges {
                 if !is_zero {
                     return Ok(at.max(offset).min(end.max(offset)));
                 }
                 at = at.saturating_add(u64::from(len));
             }
-            if at == before {
-                break;
-            }
         }
-        Ok(at.max(offset))
+        Ok(end.max(offset))
     }
 
     /// Discards a range, whose content is undefined afterwards. Does nothing if the server takes no discards.

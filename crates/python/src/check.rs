@@ -40,6 +40,6 @@ fn check(
             problems.push((problem.code.to_string(), problem.code.is_error(), problem.to_string()));
         })
     });
-    let report = report.map_err(|error| exceptions.raise(py, &error))?;
+    let report = exceptions.settle(py, report.map_err(|error| exceptions.raise(py, &error)))?;
     Ok((report.is_clean(), report.complete, problems))
 }

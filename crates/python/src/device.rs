@@ -6,12 +6,14 @@
 //!
 //! Invariants:
 //! - I1. A call of the object never begins while the interpreter ends. The request fails then.
+//! - I2. An interrupt, such as Ctrl-C, fails no request: a failed write ends the filesystem. The method is called again, and the
+//!   interrupt is raised after the call of the library.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyOSError, PyTypeError};
+use pyo3::exceptions::{PyException, PyOSError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ubtrfs::Device;
@@ -66,14 +68,23 @@ impl PythonDevice {
         objects.iter().map(|object| Ok(Arc::new(Self::new(object, exceptions)?) as Arc<dyn Device>)).collect()
     }
 
-    /// Calls the object (I1).
-    fn call<T>(&self, work: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>) -> io::Result<T> {
+    /// Calls the object (I1, I2).
+    fn call<T>(&self, mut work: impl FnMut(&Bound<'_, PyAny>) -> PyResult<T>) -> io::Result<T> {
         let done = Python::try_attach(|py| {
-            work(self.object.bind(py)).map_err(|exception| {
+            let mut interrupts = 0..INTERRUPTS_MAX;
+            loop {
+                let exception = match work(self.object.bind(py)) {
+                    Ok(value) => return Ok(value),
+                    Err(exception) => exception,
+                };
+                if !exception.is_instance_of::<PyException>(py) && interrupts.next().is_some() {
+                    self.exceptions.note_interrupt(exception);
+                    continue;
+                }
                 let error = io_error(py, &exception);
                 self.exceptions.note(exception);
-                error
-            })
+                return Err(error);
+            }
         });
         done.unwrap_or_else(|| Err(io::Error::other("the interpreter of Python has ended; close filesystems before")))
     }
@@ -85,6 +96,9 @@ impl PythonDevice {
         }
     }
 }
+
+/// How often a method that is interrupted is called again.
+const INTERRUPTS_MAX: u32 = 8;
 
 /// The error for an exception. The errno of an `OSError` is kept; other exceptions keep their text.
 fn io_error(py: Python<'_>, exception: &PyErr) -> io::Error {

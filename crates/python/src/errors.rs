@@ -15,17 +15,36 @@ pyo3::create_exception!(
     "Content of a device that contradicts the format or its checksum. The text names the tree, the block and the slot."
 );
 
-/// The first exception that a device of Python raised since it was last taken.
+/// What devices of Python raised since it was last taken.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct DeviceExceptions(Arc<Mutex<Option<PyErr>>>);
+pub(crate) struct DeviceExceptions {
+    /// The first exception that failed a request.
+    first: Arc<Mutex<Option<PyErr>>>,
+    /// The first interrupt, such as `KeyboardInterrupt`, which fails no request.
+    interrupt: Arc<Mutex<Option<PyErr>>>,
+}
 
 impl DeviceExceptions {
     pub(crate) fn note(&self, exception: PyErr) {
-        self.0.lock().get_or_insert(exception);
+        self.first.lock().get_or_insert(exception);
+    }
+
+    pub(crate) fn note_interrupt(&self, exception: PyErr) {
+        self.interrupt.lock().get_or_insert(exception);
     }
 
     fn take(&self) -> Option<PyErr> {
-        self.0.lock().take()
+        self.first.lock().take()
+    }
+
+    /// The result of a call of the library. An interrupt that came meanwhile is raised in its place.
+    pub(crate) fn settle<T: Send>(&self, py: Python<'_>, done: PyResult<T>) -> PyResult<T> {
+        let Some(interrupt) = self.interrupt.lock().take() else { return done };
+        if let Ok(value) = done {
+            // I2 of the crate.
+            py.detach(move || drop(value));
+        }
+        Err(interrupt)
     }
 
     /// Makes the exception for an error. An exception of a device becomes its cause.

@@ -36,7 +36,7 @@ impl PythonFile {
             Some(file) => work(file).map_err(FileFailure::Failed),
             None => Err(FileFailure::Closed),
         });
-        done.map_err(|failure| self.raise(py, failure))
+        self.exceptions.settle(py, done.map_err(|failure| self.raise(py, failure)))
     }
 
     /// Returns `len` bytes at `offset`, which the caller knows to be in the file.
@@ -84,7 +84,7 @@ impl PythonFile {
             Some(file) => file.write_all(data).and_then(|()| file.stream_position()).map_err(FileFailure::Append),
             None => Err(FileFailure::Closed),
         });
-        done.map_err(|failure| self.raise(py, failure))
+        self.exceptions.settle(py, done.map_err(|failure| self.raise(py, failure)))
     }
 
     /// Truncates the file, or extends it by a hole.

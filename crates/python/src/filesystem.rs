@@ -262,10 +262,9 @@ impl PythonFilesystem {
         opened: ubtrfs::Result<Filesystem>,
         exceptions: DeviceExceptions,
     ) -> PyResult<Self> {
-        match opened {
-            Ok(fs) => Ok(Self { fs: Mutex::new(Some(fs)), exceptions }),
-            Err(error) => Err(exceptions.raise(py, &error)),
-        }
+        let opened = opened.map_err(|error| exceptions.raise(py, &error));
+        let fs = exceptions.settle(py, opened)?;
+        Ok(Self { fs: Mutex::new(Some(fs)), exceptions })
     }
 
     fn handle(&self) -> PyResult<Filesystem> {
@@ -275,7 +274,8 @@ impl PythonFilesystem {
     /// Runs work on the filesystem. The handle is moved, so that it is dropped while the interpreter is detached (I2).
     fn run<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&Filesystem) -> ubtrfs::Result<T> + Send) -> PyResult<T> {
         let fs = self.handle()?;
-        py.detach(move || work(&fs)).map_err(|error| self.exceptions.raise(py, &error))
+        let done = py.detach(move || work(&fs)).map_err(|error| self.exceptions.raise(py, &error));
+        self.exceptions.settle(py, done)
     }
 
     /// Runs work that the library offers to crates of its workspace only.
@@ -286,7 +286,8 @@ impl PythonFilesystem {
         work: impl FnOnce(&Filesystem) -> Result<T, ubtrfs::FsError> + Send,
     ) -> PyResult<T> {
         let fs = self.handle()?;
-        py.detach(move || work(&fs)).map_err(|error| self.exceptions.raise_engine(py, operation, &error))
+        let done = py.detach(move || work(&fs)).map_err(|error| self.exceptions.raise_engine(py, operation, &error));
+        self.exceptions.settle(py, done)
     }
 }
 
@@ -562,7 +563,8 @@ impl PythonFilesystem {
     /// Commits and closes. Does nothing if the filesystem is closed.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let Some(fs) = self.fs.lock().take() else { return Ok(()) };
-        py.detach(move || fs.close()).map_err(|error| self.exceptions.raise(py, &error))
+        let done = py.detach(move || fs.close()).map_err(|error| self.exceptions.raise(py, &error));
+        self.exceptions.settle(py, done)
     }
 
     /// Forgets the handle. The filesystem stays open if there are other handles.

@@ -145,7 +145,8 @@ impl PythonSend {
             Some(stream) => stream.read(size).map(<[u8]>::to_vec),
             None => Err(StreamFailure::Closed),
         });
-        read.map(|bytes| PyBytes::new(py, &bytes)).map_err(|failure| failure.raise(py, &self.exceptions))
+        let read = self.exceptions.settle(py, read.map_err(|failure| failure.raise(py, &self.exceptions)))?;
+        Ok(PyBytes::new(py, &read))
     }
 
     /// Ends the send, also before its end.
@@ -254,7 +255,7 @@ impl PythonReceive {
             let stream = state.take().ok_or(StreamFailure::Closed)?;
             stream.end().map(drop)
         });
-        written.map_err(|failure| failure.raise(py, &self.exceptions))
+        self.exceptions.settle(py, written.map_err(|failure| failure.raise(py, &self.exceptions)))
     }
 
     /// Ends the input, waits for the receive, and returns its report.
@@ -263,7 +264,7 @@ impl PythonReceive {
             let stream = self.state.lock().take().ok_or(StreamFailure::Closed)?;
             stream.end()
         });
-        let report = done.map_err(|failure| failure.raise(py, &self.exceptions))?;
+        let report = self.exceptions.settle(py, done.map_err(|failure| failure.raise(py, &self.exceptions)))?;
         let subvolumes = report.subvolumes.into_iter();
         let subvolumes = subvolumes.map(|one| (one.path, one.id.0, one.uuid.to_string(), one.is_snapshot)).collect();
         let errors = report.errors.iter().map(ToString::to_string).collect();

@@ -6,9 +6,10 @@
 //! - W1. Nothing is removed while a push works: it may take parts and a parent that no manifest of its own names yet.
 //!   Pushes work beside each other; a prune works alone.
 //! - W2. A mark is written again every [`REFRESH`]. If it is older than [`STALE`], its program was killed, and it counts no
-//!   more. Ages are differences between times of the store.
-//! - W3. A program whose own mark may be stale does not complete its work: it may have been away for a time, such as in a
-//!   machine that slept.
+//!   more. Ages are differences between times of the store. A mark that is newer than the own one by as much was written
+//!   with a wrong clock, and does not count either: a living program writes it again with the time of now.
+//! - W3. A program whose own mark may have been stale removes nothing more, and adds no snapshot: it may have been away for a
+//!   time, such as in a machine that slept. That it has written its mark again does not help.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -44,8 +45,8 @@ impl StoreWork {
 pub struct StoreMark<'s> {
     store: &'s RemoteStore,
     object: String,
-    /// When the mark was last written, by the clock of this machine.
-    written: Arc<Mutex<SystemTime>>,
+    /// When the mark was last written, by the clock of this machine; `None` if it may have been stale since (W3).
+    written: Arc<Mutex<Option<SystemTime>>>,
     refresh: JoinHandle<()>,
 }
 
@@ -60,14 +61,15 @@ impl RemoteStore {
         let object = format!("{MARKS}/{name}");
         let begun = SystemTime::now();
         self.runtime.block_on(self.objects.put_small(&object, Vec::new()))?;
-        let written = Arc::new(Mutex::new(begun));
+        let written = Arc::new(Mutex::new(Some(begun)));
         let (objects, again, noted) = (self.objects.clone(), object.clone(), Arc::clone(&written));
         let refresh = self.runtime.spawn(async move {
             loop {
                 tokio::time::sleep(REFRESH).await;
                 let begun = SystemTime::now();
                 if objects.put_small(&again, Vec::new()).await.is_ok() {
-                    *noted.lock() = begun;
+                    let mut noted = noted.lock();
+                    *noted = noted.filter(|before| has_counted(*before)).map(|_| begun);
                 }
             }
         });
@@ -80,13 +82,13 @@ impl RemoteStore {
             StoreWork::Push => other.starts_with(StoreWork::Prune.name()),
             StoreWork::Prune => true,
         };
-        let age = |modified: i64| own.modified.saturating_sub(modified).max(0);
-        let other = listed
-            .iter()
-            .find(|other| other.name != name && excludes(&other.name) && age(other.modified) < STALE.as_secs() as i64);
+        let age = |modified: i64| own.modified.saturating_sub(modified);
+        let counts = |modified: i64| age(modified).unsigned_abs() < STALE.as_secs();
+        let other = listed.iter().find(|other| other.name != name && excludes(&other.name) && counts(other.modified));
         match other {
             Some(other) => {
-                Err(RemoteError::Busy { object: format!("{MARKS}/{}", other.name), seconds: age(other.modified) })
+                let seconds = age(other.modified).max(0);
+                Err(RemoteError::Busy { object: format!("{MARKS}/{}", other.name), seconds })
             }
             None => Ok(mark),
         }
@@ -100,12 +102,22 @@ impl StoreMark<'_> {
     ///
     /// [`RemoteError::Away`] if others may have changed the store meanwhile.
     pub fn check(&self) -> Result<()> {
-        // The clock of the machine also runs while it sleeps. If it was set back, the age is unknown.
-        match self.written.lock().elapsed() {
-            Ok(age) if age < STALE / 2 => Ok(()),
-            _ => Err(RemoteError::Away),
-        }
+        let mut written = self.written.lock();
+        *written = written.filter(|written| has_counted(*written));
+        written.map(drop).ok_or(RemoteError::Away)
     }
+
+    /// Makes the mark one that may have been stale, for tests.
+    #[doc(hidden)]
+    pub fn lapse(&self) {
+        *self.written.lock() = None;
+    }
+}
+
+/// Whether a mark that was written at this time has counted since for sure. The clock of the machine also runs while it
+/// sleeps. If it was set back, the age is unknown.
+fn has_counted(written: SystemTime) -> bool {
+    written.elapsed().is_ok_and(|age| age < STALE / 2)
 }
 
 impl Drop for StoreMark<'_> {

@@ -18,6 +18,7 @@ use crate::Result;
 use crate::error::RemoteError;
 use crate::keys::RemoteKeys;
 use crate::manifest::{PARTS, PartName, SnapshotKey, SnapshotManifest, manifest_object};
+use crate::marks::StoreMark;
 use crate::retention::KeepRules;
 use crate::store::RemoteStore;
 
@@ -120,12 +121,12 @@ impl RemoteStore {
         found
     }
 
-    /// Does what a plan says (D2).
+    /// Does what a plan says (D2), as long as the mark of this work counts.
     ///
     /// # Errors
     ///
-    /// An object cannot be removed, or snapshots were pushed since the plan was made.
-    pub fn prune(&self, plan: &PrunePlan, keys: &RemoteKeys) -> Result<()> {
+    /// An object cannot be removed, or snapshots were pushed since the plan was made; [`RemoteError::Away`].
+    pub fn prune(&self, mark: &StoreMark<'_>, plan: &PrunePlan, keys: &RemoteKeys) -> Result<()> {
         let known: HashSet<SnapshotKey> = plan.decisions.iter().map(|decision| decision.manifest.key).collect();
         if let Some(new) = self.snapshots()?.iter().find(|found| !known.contains(&found.key)) {
             let object = manifest_object(&new.key, new.is_encrypted);
@@ -144,15 +145,17 @@ impl RemoteStore {
             let leaves = if leaves.is_empty() { gone.keys().copied().collect() } else { leaves };
             for key in leaves {
                 gone.remove(&key);
+                mark.check()?;
                 self.remove(&manifest_object(&key, keys.encrypts()))?;
             }
         }
         for file in &plan.unfinished {
+            mark.check()?;
             let removed = std::fs::remove_file(file);
             removed.map_err(|source| RemoteError::Host { what: format!("remove {}", file.display()), source })?;
         }
         let objects = plan.parts.iter().chain(plan.orphans.iter().map(|(object, _)| object));
-        let removals = stream::iter(objects.map(|object| Ok(self.objects.remove(object))));
+        let removals = stream::iter(objects.map(|object| mark.check().map(|()| self.objects.remove(object))));
         self.runtime.block_on(removals.try_buffer_unordered(REMOVALS_AT_ONCE).try_collect())
     }
 }

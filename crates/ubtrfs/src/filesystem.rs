@@ -3,6 +3,8 @@
 //! Invariants:
 //! - I1. The engine is closed by [`Filesystem::close`], or when the last handle, file or directory reader is dropped.
 //!   The engine of a mounted filesystem is closed by the mount's session.
+//! - I2. Only the process that opened a filesystem closes it. A process that was forked from it has the memory, but not the
+//!   threads, so it forgets the filesystem.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,10 +12,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use ubtrfs_device::{Access, Device, FileDevice, MemoryDevice, NamedDevice, is_seed, lock_order};
-use ubtrfs_fs::{Attr, Caller, Fs, InodeId, MountOptions, NewInode, find_devices};
+use ubtrfs_fs::{Attr, Caller, Error as FsError, Fs, InodeId, MountOptions, NewInode, find_devices};
 use ubtrfs_mkfs::{MkfsOptions, MkfsReport};
 
-use crate::error::{Result, ResultExt};
+use crate::error::{Error, Result, ResultExt};
 use crate::path::{self, Follow};
 
 /// A btrfs filesystem that is open in this process.
@@ -45,6 +47,8 @@ pub struct Filesystem {
 
 struct OpenFilesystem {
     fs: Arc<Fs>,
+    /// The process that opened it (I2).
+    pid: u32,
     /// The name of the first device, for errors.
     device: PathBuf,
     /// This lock is held while an append finds the file's end and writes there, so that concurrent appends do not
@@ -68,8 +72,12 @@ impl OpenFilesystem {
 }
 
 impl Drop for OpenFilesystem {
+    #[allow(clippy::mem_forget, reason = "the memory of a forked process ends with it")]
     fn drop(&mut self) {
-        if !self.is_mounted() {
+        if self.pid != std::process::id() {
+            // The engine is never dropped (I2).
+            std::mem::forget(Arc::clone(&self.fs));
+        } else if !self.is_mounted() {
             // A drop cannot report an error. Callers that need the error call `Filesystem::close`.
             let _ = self.fs.close();
         }
@@ -342,6 +350,7 @@ impl Filesystem {
         let fs = Fs::open(devices, options).while_doing("open", &device)?;
         let shared = OpenFilesystem {
             fs,
+            pid: std::process::id(),
             device,
             append: Mutex::default(),
             #[cfg(feature = "fuse")]
@@ -465,8 +474,13 @@ impl Filesystem {
     /// ```
     ///
     /// # Errors
-    /// As [`sync`](Self::sync).
+    /// As [`sync`](Self::sync); `InvalidInput` in a process that was forked.
     pub fn close(self) -> Result<()> {
+        if self.shared.pid != std::process::id() {
+            let cause =
+                FsError::InvalidArgument("the process from which this one was forked has it open, and closes it");
+            return Err(Error::new("close", &self.shared.device, cause));
+        }
         self.engine().close().while_doing("close", &self.shared.device)
     }
 

@@ -151,9 +151,10 @@ fn metrics_of_all_mounts_are_valid_also_while_a_mount_vanishes() {
         return;
     }
     let bed = Bed::new();
-    for dir in ["out", "a 1\"b\\c", "gone", "other", "nested"] {
+    for dir in ["out", "theirs", "a 1\"b\\c", "gone", "other", "nested"] {
         bed.make_dir(dir);
     }
+    fs::set_permissions(bed.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     symlink(command_script("ubtrfs-metrics.service"), bed.path("bin/ubtrfs-metrics")).unwrap();
     // The mount `gone` is unmounted after it was listed.
     let vanish =
@@ -179,6 +180,10 @@ fn metrics_of_all_mounts_are_valid_also_while_a_mount_vanishes() {
         ubtrfs umount 'a 1"b\c'
         cp out/ubtrfs.prom second
         ubtrfs-metrics out
+        echo kept >victim
+        ln -s ../victim theirs/ubtrfs.prom
+        chown 65534:65534 theirs
+        ubtrfs-metrics theirs
     "#;
     let mut command = namespace(bed.dir.path());
     command.args(["timeout", "-k", "5", "60", "sh", "-c", steps]).env("PATH", bed.search_path());
@@ -207,6 +212,10 @@ fn metrics_of_all_mounts_are_valid_also_while_a_mount_vanishes() {
     assert_eq!(file.mode() & 0o777, 0o644, "node_exporter is another user");
     assert_ne!(file.ino(), bed.path("first").metadata().unwrap().ino());
     assert_eq!(fs::read_dir(bed.path("out")).unwrap().count(), 1);
+    // In a directory of another user, that user writes, so links there lead root nowhere.
+    let theirs = fs::symlink_metadata(bed.path("theirs/ubtrfs.prom")).unwrap();
+    assert!(theirs.is_file() && (theirs.uid(), theirs.gid()) == (65_534, 65_534));
+    assert_eq!(fs::read_to_string(bed.path("victim")).unwrap(), "kept\n");
 }
 
 #[cfg(feature = "remote")]
@@ -254,6 +263,19 @@ fn the_push_service_pushes_and_keeps_few_snapshots() {
         .collect();
     kept.sort();
     assert_eq!(kept, days[2..]);
+    // Names that others make could lead to what the script would delete.
+    let theirs = data.join("theirs");
+    fs::create_dir(&theirs).unwrap();
+    for mode in [0o775, 0o757] {
+        fs::set_permissions(&theirs, fs::Permissions::from_mode(mode)).unwrap();
+        let mut command = Command::new("timeout");
+        command.args(["-k", "5", "60", &words[0], &words[1], &text(&theirs), &words[3]]).env("NOW", "20261203T000000Z");
+        command.env("PATH", bed.search_path()).stdin(Stdio::null());
+        let refused = command.output().unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("others may make links"), "{refused:?}");
+        assert_eq!(fs::read_dir(&theirs).unwrap().count(), 0);
+    }
     ok(ubtrfs(["umount", &text(&data)]));
 
     let with_key = |args: &[&str]| {

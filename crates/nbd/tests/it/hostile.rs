@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ubtrfs_nbd::{Client, Dialed, NbdError, Settings};
 
 use crate::fake_server::{
-    Arrived, CONTEXT, Greeting, QUICK, chunk, data_chunk, hello, hole_chunk, option_reply, read_request, simple,
+    Arrived, CONTEXT, Greeting, QUICK, chunk, data_chunk, hello, hole_chunk, later, option_reply, read_request, simple,
     status_chunk, with_server,
 };
 
@@ -152,7 +152,7 @@ fn a_wrong_status_of_ranges_ends_the_connection() {
             let request = read_request(socket)?;
             socket.write_all(&reply(&request))
         });
-        let error = client.next_data(0).unwrap_err().to_string();
+        let error = client.next_data(0, later()).unwrap_err().to_string();
         assert!(error.contains(wanted), "{wanted}: {error}");
         server.join().unwrap();
     }
@@ -208,7 +208,7 @@ fn changed_conversations_cause_errors_only() {
         let _ = client.write(0, &[IoSlice::new(&[1; 4096])]);
         let _ = client.flush();
         let _ = client.read(0, &mut [IoSliceMut::new(&mut buf)]);
-        assert!(client.next_data(0).unwrap_or(0) <= 1 << 20 || bytes[..200] != good[..200]);
+        assert!(client.next_data(0, later()).unwrap_or(0) <= 1 << 20 || bytes[..200] != good[..200]);
     }
     assert!(nr_read > 100, "{nr_read}");
     assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());

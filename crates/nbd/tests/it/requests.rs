@@ -2,10 +2,11 @@
 
 use std::io::{IoSlice, IoSliceMut, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::fake_server::{
-    DURABLE_WRITES, FLAGS, Greeting, MULTI_CONN, MemoryServer, WRITE_ZEROES, chunk, data_chunk, hole_chunk,
-    read_request, simple, with_server,
+    CONTEXT, DURABLE_WRITES, FLAGS, Greeting, MULTI_CONN, MemoryServer, WRITE_ZEROES, chunk, data_chunk, hole_chunk,
+    later, read_request, simple, status_chunk, with_server,
 };
 
 /// The byte at an offset of the export of these tests.
@@ -173,20 +174,37 @@ fn the_next_data_is_found_without_reading() {
     let blocks = Some([4096, 4096, 1 << 20]);
     let server = MemoryServer::start(Greeting { size: 4 << 20, tells_zeros: true, blocks, ..Greeting::default() });
     let client = server.client().unwrap();
-    assert_eq!(client.next_data(0).unwrap(), 4 << 20);
+    assert_eq!(client.next_data(0, later()).unwrap(), 4 << 20);
     // More ranges than one reply has.
     for block in (0..40).map(|nr| nr * 24_576).chain([1023 * 4096]) {
         server.content.lock().unwrap()[block] = 1;
     }
     for (from, to) in [(0, 0), (1, 1), (4096, 24_576), (24_575, 24_576), (40 * 24_576, 1023 * 4096), (4 << 20, 4 << 20)]
     {
-        assert_eq!(client.next_data(from).unwrap(), to, "{from}");
+        assert_eq!(client.next_data(from, later()).unwrap(), to, "{from}");
     }
     assert!(server.log.lock().unwrap().iter().all(|(_, command, _)| *command == 7));
     let silent = MemoryServer::start(Greeting::default());
     let client = silent.client().unwrap();
     assert!(!client.tells_zeros());
-    assert_eq!(client.next_data(8192).unwrap(), 8192);
+    assert_eq!(client.next_data(8192, later()).unwrap(), 8192);
+}
+
+#[test]
+fn a_search_for_data_ends_although_the_server_tells_few_bytes_at_a_time() {
+    let (client, server) = with_server(Greeting { tells_zeros: true, ..Greeting::default() }, |socket| {
+        loop {
+            let request = read_request(socket)?;
+            std::thread::sleep(Duration::from_millis(1));
+            socket.write_all(&status_chunk(request.cookie, CONTEXT, &[(1, true)]))?;
+        }
+    });
+    let begun = Instant::now();
+    let late = client.next_data(0, begun + Duration::from_millis(300)).unwrap_err();
+    assert_eq!(late.kind(), std::io::ErrorKind::TimedOut);
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    drop(client);
+    server.join().unwrap();
 }
 
 #[test]

@@ -7,6 +7,7 @@ import os
 import posixpath
 import stat as stat_module
 import time
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -33,10 +34,22 @@ _open: weakref.WeakSet[Filesystem] = weakref.WeakSet()
 
 def _close_all() -> None:
     for fs in list(_open):
-        fs.close()
+        try:
+            fs.close()
+        except BaseException:
+            # The others are closed nevertheless.
+            traceback.print_exc()
+
+
+def _forget_all() -> None:
+    # A process that was forked has no thread of the engine, and the filesystems belong to its parent.
+    for fs in list(_open):
+        fs.closed = True
+    _open.clear()
 
 
 atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _encode(path: AnyPath) -> bytes:
@@ -208,7 +221,7 @@ class Filesystem:
         self,
         kind: type[BaseException] | None,
         exception: BaseException | None,
-        traceback: TracebackType | None,
+        trace: TracebackType | None,
     ) -> None:
         """Closes the filesystem. An error of closing does not hide an exception of the block."""
         try:

@@ -71,12 +71,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let keys = args.store.reading_keys()?;
     let store = args.store.open(StoreUsage::Read)?;
-    let _mark = if args.dry_run { None } else { Some(store.begin(StoreWork::Prune)?) };
+    let mark = if args.dry_run { None } else { Some(store.begin(StoreWork::Prune)?) };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = i64::try_from(now).unwrap_or(i64::MAX);
     let plan = store.plan_prune(&keys, &rules, now.saturating_sub(i64::from(args.orphans) * 3600))?;
-    if !args.dry_run {
-        store.prune(&plan, &keys)?;
+    if let Some(mark) = &mark {
+        store.prune(mark, &plan, &keys)?;
     }
     if args.json {
         let decision = |decision: &PruneDecision| {
