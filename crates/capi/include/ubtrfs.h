@@ -264,7 +264,7 @@ int ubtrfs_open(const char *path, const ubtrfs_open_options *options, ubtrfs_fs 
 
 /**
  * Opens the filesystem on devices of the program: all devices of one filesystem. options may be null. The handles of
- * the devices may be closed afterwards.
+ * the devices may be closed afterwards. If all devices refuse writes, the filesystem is read-only.
  */
 int ubtrfs_open_devices(ubtrfs_device *const *devices, size_t nr_devices, const ubtrfs_open_options *options, ubtrfs_fs **fs, ubtrfs_error **error);
 

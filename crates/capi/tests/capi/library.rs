@@ -20,7 +20,8 @@ static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
     let dir = TempDir::with_prefix("ubtrfs-capi-").unwrap();
     let script = crate_dir().join("../../scripts/link-library");
     let library = dir.path().join("libubtrfs.so.0");
-    let args = [OsStr::new("capi"), built("libubtrfs_capi.a").as_os_str(), library.as_os_str()];
+    let archive = built("libubtrfs_capi.a");
+    let args = [OsStr::new("capi"), archive.as_os_str(), library.as_os_str()];
     run(script.to_str().unwrap(), args).unwrap();
     std::os::unix::fs::symlink("libubtrfs.so.0", dir.path().join("libubtrfs.so")).unwrap();
     Library { dir }
