@@ -7,6 +7,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod examples;
+mod guide;
 mod header;
+mod installed;
 mod library;
 mod programs;
