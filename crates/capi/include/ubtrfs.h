@@ -858,6 +858,98 @@ int ubtrfs_check(const char *const *paths, size_t nr_paths, uint32_t flags, ubtr
 /** Checks the filesystem on devices of the program, as ubtrfs_check. */
 int ubtrfs_check_devices(ubtrfs_device *const *devices, size_t nr_devices, uint32_t flags, ubtrfs_problem_fn tell, void *user, ubtrfs_check_report *report, ubtrfs_error **error);
 
+/* ---------------------------------------------------------------------------------------------
+ * Archives: tar
+ *
+ * Archives are read compressed and uncompressed, and written uncompressed. What the functions of the program must keep is
+ * the same as for streams.
+ */
+
+/** Learns that a member or file is left out or incomplete, by a text that is valid until the function returns. */
+typedef void (*ubtrfs_message_fn)(void *user, const char *text);
+
+/** The archive is a layer of an OCI image, whose whiteouts remove existing files. */
+#define UBTRFS_IMPORT_OCI_LAYER 1u
+
+/** All files belong to uid and gid in place of the owners in the archive. */
+#define UBTRFS_IMPORT_OWNER 2u
+
+/** Options of an import. Begin with UBTRFS_IMPORT_OPTIONS_INIT. */
+typedef struct ubtrfs_import_options {
+  /** The size of this struct. */
+  size_t struct_size;
+  /** UBTRFS_IMPORT_..., or 0. */
+  uint32_t flags;
+  /** The number of leading names to remove from each path. */
+  uint32_t strip_components;
+  /** The owner of all files, with UBTRFS_IMPORT_OWNER. */
+  uint32_t uid;
+  /** The group of all files, with UBTRFS_IMPORT_OWNER. */
+  uint32_t gid;
+  /** Patterns of members that are left out, such as "*.o"; or null. */
+  const char *const *exclude;
+  /** The number of exclude. */
+  size_t nr_exclude;
+  /** Learns what is left out; or null. */
+  ubtrfs_message_fn tell;
+  /** The first argument of tell. */
+  void *tell_user;
+} ubtrfs_import_options;
+#define UBTRFS_IMPORT_OPTIONS_INIT {sizeof(ubtrfs_import_options), 0, 0, 0, 0, NULL, 0, NULL, NULL}
+
+/** Keeps holes of files as holes. */
+#define UBTRFS_EXPORT_SPARSE 1u
+
+/** Leaves out extended attributes and ACLs. */
+#define UBTRFS_EXPORT_NO_XATTRS 2u
+
+/** Options of an export. Begin with UBTRFS_EXPORT_OPTIONS_INIT. */
+typedef struct ubtrfs_export_options {
+  /** The size of this struct. */
+  size_t struct_size;
+  /** UBTRFS_EXPORT_..., or 0. */
+  uint32_t flags;
+  /** Not used: 0. */
+  uint32_t reserved;
+  /** Learns what is left out; or null. */
+  ubtrfs_message_fn tell;
+  /** The first argument of tell. */
+  void *tell_user;
+} ubtrfs_export_options;
+#define UBTRFS_EXPORT_OPTIONS_INIT {sizeof(ubtrfs_export_options), 0, 0, NULL, NULL}
+
+/** The result of an import or an export. */
+typedef struct ubtrfs_archive_report {
+  /** Unpacked members; 0 for an export. */
+  uint64_t nr_members;
+  /** Unpacked regular files; 0 for an export. */
+  uint64_t nr_files;
+  /** Bytes of file data. */
+  uint64_t nr_bytes;
+  /** Members or files that are left out or incomplete. */
+  uint64_t nr_failed;
+  /** Not used: 0. */
+  uint64_t more[4];
+} ubtrfs_archive_report;
+
+/**
+ * Unpacks an archive into the directory to, which is made if it does not exist. read brings the bytes, compressed or
+ * not. A member that cannot be unpacked is left out, and counts as failed. options and report may be null.
+ */
+int ubtrfs_import(ubtrfs_fs *fs, const char *to, const ubtrfs_import_options *options, ubtrfs_read_fn read, void *user, ubtrfs_archive_report *report, ubtrfs_error **error);
+
+/** Unpacks as ubtrfs_import, from a file, pipe or socket. The descriptor stays open. */
+int ubtrfs_import_fd(ubtrfs_fs *fs, const char *to, const ubtrfs_import_options *options, int fd, ubtrfs_archive_report *report, ubtrfs_error **error);
+
+/**
+ * Writes the directory or file from as an archive. write gets the bytes. A file that cannot be read is left out, and
+ * counts as failed. options and report may be null.
+ */
+int ubtrfs_export(ubtrfs_fs *fs, const char *from, const ubtrfs_export_options *options, ubtrfs_write_fn write, void *user, ubtrfs_archive_report *report, ubtrfs_error **error);
+
+/** Writes as ubtrfs_export, into a file, pipe or socket. The descriptor stays open. */
+int ubtrfs_export_fd(ubtrfs_fs *fs, const char *from, const ubtrfs_export_options *options, int fd, ubtrfs_archive_report *report, ubtrfs_error **error);
+
 #ifdef __cplusplus
 }
 #endif

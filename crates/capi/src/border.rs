@@ -19,7 +19,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use crate::exports::error::UbtrfsError;
-use crate::failure::{CallFailure, Done, E2BIG};
+use crate::failure::{CallFailure, CallResult, E2BIG};
 use crate::handles::{Handle, HandleKind};
 
 /// The size of the largest object that a pointer can point to.
@@ -39,17 +39,17 @@ impl Text {
     }
 
     /// The bytes of a text that may not be missing.
-    pub(crate) fn bytes(&self, what: &'static str) -> Done<&[u8]> {
+    pub(crate) fn bytes(&self, what: &'static str) -> CallResult<&[u8]> {
         self.optional().ok_or_else(|| CallFailure::null(what))
     }
 
     /// The path that the text names.
-    pub(crate) fn path(&self, what: &'static str) -> Done<&Path> {
+    pub(crate) fn path(&self, what: &'static str) -> CallResult<&Path> {
         self.bytes(what).map(as_path)
     }
 
     /// The text as UTF-8.
-    pub(crate) fn str(&self, what: &'static str) -> Done<Option<&str>> {
+    pub(crate) fn str(&self, what: &'static str) -> CallResult<Option<&str>> {
         let text = self.optional().map(std::str::from_utf8).transpose();
         text.map_err(|_invalid| CallFailure::argument(format!("{what} is not UTF-8")))
     }
@@ -67,10 +67,10 @@ pub struct TextList(*const Text);
 
 impl TextList {
     /// The paths; none of them may be null.
-    pub(crate) fn paths(&self, nr: usize, what: &'static str) -> Done<Vec<&Path>> {
+    pub(crate) fn paths(&self, nr: usize, what: &'static str) -> CallResult<Vec<&Path>> {
         // SAFETY: the program says that `nr` pointers are there, and `elements` checked the rest. Each is a text or null.
         let texts = unsafe { elements(self.0, nr, what)? };
-        let path = |text: &Text| -> Done<&Path> {
+        let path = |text: &Text| -> CallResult<&Path> {
             // SAFETY: as in `Text::optional`; the borrow ends with `self`.
             if text.0.is_null() {
                 Err(CallFailure::null(what))
@@ -86,7 +86,7 @@ impl TextList {
 ///
 /// # Safety
 /// `at` is null, or `nr` elements are there, for which every bit pattern is valid.
-unsafe fn elements<T: Copy>(at: *const T, nr: usize, what: &'static str) -> Done<Vec<T>> {
+unsafe fn elements<T: Copy>(at: *const T, nr: usize, what: &'static str) -> CallResult<Vec<T>> {
     if nr == 0 {
         return Ok(Vec::new());
     }
@@ -110,7 +110,7 @@ pub struct HandleList<K>(*const Handle<K>);
 
 impl<K: HandleKind> HandleList<K> {
     /// The objects, of which there is at least one.
-    pub(crate) fn objects(self, nr: usize, what: &'static str) -> Done<Vec<Arc<K::Object>>> {
+    pub(crate) fn objects(self, nr: usize, what: &'static str) -> CallResult<Vec<Arc<K::Object>>> {
         if nr == 0 {
             return Err(CallFailure::argument(format!("{what} is empty")));
         }
@@ -121,7 +121,7 @@ impl<K: HandleKind> HandleList<K> {
 }
 
 /// A copy of a file descriptor of the program, which keeps its own.
-pub(crate) fn own_descriptor(fd: c_int) -> Done<OwnedFd> {
+pub(crate) fn own_descriptor(fd: c_int) -> CallResult<OwnedFd> {
     if fd < 0 {
         return Err(CallFailure::new(Errno::BADF, format!("the file descriptor is {fd}")));
     }
@@ -138,7 +138,7 @@ pub struct Memory(*const c_void);
 
 impl Memory {
     /// The bytes. With a length of 0, the pointer may be null.
-    pub(crate) fn bytes(&self, len: usize, what: &'static str) -> Done<&[u8]> {
+    pub(crate) fn bytes(&self, len: usize, what: &'static str) -> CallResult<&[u8]> {
         check_range(self.0.addr(), len, what)?;
         if len == 0 {
             return Ok(&[]);
@@ -156,12 +156,12 @@ pub struct MemoryRoom(*mut c_void);
 
 impl MemoryRoom {
     /// Whether the room can be used; its bytes are not touched.
-    pub(crate) fn check(&self, len: usize, what: &'static str) -> Done<()> {
+    pub(crate) fn check(&self, len: usize, what: &'static str) -> CallResult<()> {
         check_range(self.0.addr(), len, what)
     }
 
     /// The first `len` bytes of the room.
-    pub(crate) fn bytes(&mut self, len: usize, what: &'static str) -> Done<&mut [u8]> {
+    pub(crate) fn bytes(&mut self, len: usize, what: &'static str) -> CallResult<&mut [u8]> {
         check_range(self.0.addr(), len, what)?;
         if len == 0 {
             return Ok(&mut []);
@@ -172,7 +172,7 @@ impl MemoryRoom {
     }
 }
 
-fn check_range(address: usize, len: usize, what: &'static str) -> Done<()> {
+fn check_range(address: usize, len: usize, what: &'static str) -> CallResult<()> {
     if len > MAX_BYTES || address.checked_add(len).is_none() {
         return Err(CallFailure::argument(format!("{what}: {len} bytes are more than memory can have")));
     }
@@ -182,11 +182,16 @@ fn check_range(address: usize, len: usize, what: &'static str) -> Done<()> {
 /// A place for a result: `T *`.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
-pub struct Place<T>(*mut T);
+pub struct ResultPlace<T>(*mut T);
 
-impl<T> Place<T> {
+impl<T> ResultPlace<T> {
+    #[cfg(test)]
+    pub(crate) fn of(place: *mut T) -> Self {
+        Self(place)
+    }
+
     /// Fails if the place is missing.
-    pub(crate) fn needed(&self, what: &'static str) -> Done<()> {
+    pub(crate) fn needed(&self, what: &'static str) -> CallResult<()> {
         if self.0.is_null() { Err(CallFailure::null(what)) } else { Ok(()) }
     }
 
@@ -200,7 +205,7 @@ impl<T> Place<T> {
 }
 
 /// The place for the error of a call: `ubtrfs_error **`.
-pub type ErrorPlace = Place<Handle<UbtrfsError>>;
+pub type ErrorPlace = ResultPlace<Handle<UbtrfsError>>;
 
 /// A struct that begins with its size, so that it can grow: a library takes structs of older and of newer programs.
 ///
@@ -218,7 +223,7 @@ pub struct Given<T>(*const T);
 
 impl<T: GrowingStruct> Given<T> {
     /// A copy of the struct. Fields that the program does not know are zero.
-    pub(crate) fn read(&self) -> Done<T> {
+    pub(crate) fn read(&self) -> CallResult<T> {
         let mut value = MaybeUninit::<T>::zeroed();
         if !self.0.is_null() {
             // SAFETY: every such struct begins with its size (`GrowingStruct`).

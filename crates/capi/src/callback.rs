@@ -1,24 +1,27 @@
-//! Calls of functions in C: devices, streams, problems of a check.
+//! Calls of functions in C: devices, streams, archives, problems of a check.
 //!
 //! Invariants:
-//! - C1. No lock of this crate is held during a call.
+//! - C1. No lock of this crate is held during a call, apart from the gate of a stream that only its reader uses.
 //! - C2. A result other than 0 is a negative errno. Other numbers count as EIO.
 //!
 //! The program keeps the rest: its functions may be called from any thread, write only to the memory that they are given,
 //! and return; they neither throw exceptions nor jump out.
 
-use std::ffi::{CString, c_int};
+use std::ffi::{CStr, CString, c_int};
 use std::fmt;
 use std::io::{self, Read, Write};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use ubtrfs::{Device, Problem};
 
 use crate::border::{Address, UserPointer};
+use crate::exports::archive::UbtrfsMessageFn;
 use crate::exports::check::{UbtrfsProblem, UbtrfsProblemFn};
 use crate::exports::device::{UBTRFS_DEVICE_READ_ONLY, UbtrfsDeviceOptions};
 use crate::exports::stream::{UbtrfsReadFn, UbtrfsWriteFn};
-use crate::failure::{CallFailure, Done, c_text};
+use crate::failure::{CallFailure, CallResult, c_text};
 
 /// The result of a function in C (C2).
 fn result_of(status: c_int) -> io::Result<()> {
@@ -48,7 +51,7 @@ unsafe impl Send for DeviceOfProgram {}
 unsafe impl Sync for DeviceOfProgram {}
 
 impl DeviceOfProgram {
-    pub(crate) fn new(given: &UbtrfsDeviceOptions) -> Done<Self> {
+    pub(crate) fn new(given: &UbtrfsDeviceOptions) -> CallResult<Self> {
         let writes = given.flags & UBTRFS_DEVICE_READ_ONLY == 0;
         if given.read_at.is_none() {
             return Err(CallFailure::null("read_at"));
@@ -123,18 +126,18 @@ impl Drop for DeviceOfProgram {
 
 /// Writes a stream with a function of the program.
 #[derive(Debug)]
-pub(crate) struct StreamWriter {
+pub(crate) struct CallbackWriter {
     write: UbtrfsWriteFn,
     user: UserPointer,
 }
 
-impl StreamWriter {
-    pub(crate) fn new(write: UbtrfsWriteFn, user: UserPointer) -> Done<Self> {
+impl CallbackWriter {
+    pub(crate) fn new(write: UbtrfsWriteFn, user: UserPointer) -> CallResult<Self> {
         if write.is_none() { Err(CallFailure::null("write")) } else { Ok(Self { write, user }) }
     }
 }
 
-impl Write for StreamWriter {
+impl Write for CallbackWriter {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         if let Some(write) = self.write
             && !buf.is_empty()
@@ -152,18 +155,18 @@ impl Write for StreamWriter {
 
 /// Reads a stream with a function of the program.
 #[derive(Debug)]
-pub(crate) struct StreamReader {
+pub(crate) struct CallbackReader {
     read: UbtrfsReadFn,
     user: UserPointer,
 }
 
-impl StreamReader {
-    pub(crate) fn new(read: UbtrfsReadFn, user: UserPointer) -> Done<Self> {
+impl CallbackReader {
+    pub(crate) fn new(read: UbtrfsReadFn, user: UserPointer) -> CallResult<Self> {
         if read.is_none() { Err(CallFailure::null("read")) } else { Ok(Self { read, user }) }
     }
 }
 
-impl Read for StreamReader {
+impl Read for CallbackReader {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let Some(read) = self.read else { return Ok(0) };
         if buf.is_empty() {
@@ -191,4 +194,56 @@ pub(crate) fn tell_problem(tell: UbtrfsProblemFn, user: UserPointer, problem: &P
     };
     // SAFETY: the struct and its texts live until the call returns.
     unsafe { tell(user, &raw const shown) }
+}
+
+/// Tells the program what an import or an export leaves out.
+#[derive(Debug)]
+pub(crate) struct MessageTeller {
+    tell: UbtrfsMessageFn,
+    user: UserPointer,
+}
+
+impl MessageTeller {
+    pub(crate) fn new(tell: UbtrfsMessageFn, user: UserPointer) -> Self {
+        Self { tell, user }
+    }
+
+    pub(crate) fn tell(&self, text: &CStr) {
+        if let Some(tell) = self.tell {
+            // SAFETY: the text lives until the call returns.
+            unsafe { tell(self.user, text.as_ptr()) }
+        }
+    }
+}
+
+/// Ends the reading of a stream with a call. A thread of an import that ended early may read on for a moment, and must not
+/// call the program then.
+#[derive(Debug)]
+pub(crate) struct ReaderGate(Arc<Mutex<Option<CallbackReader>>>);
+
+/// Reads until its gate is closed; then it is at the end.
+#[derive(Debug)]
+pub(crate) struct GatedReader(Arc<Mutex<Option<CallbackReader>>>);
+
+impl ReaderGate {
+    pub(crate) fn new(reader: CallbackReader) -> Self {
+        Self(Arc::new(Mutex::new(Some(reader))))
+    }
+
+    pub(crate) fn reader(&self) -> GatedReader {
+        GatedReader(Arc::clone(&self.0))
+    }
+}
+
+impl Drop for ReaderGate {
+    /// Waits for a read that runs.
+    fn drop(&mut self) {
+        *self.0.lock() = None;
+    }
+}
+
+impl Read for GatedReader {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.lock().as_mut().map_or(Ok(0), |reader| reader.read(buf))
+    }
 }

@@ -16,7 +16,7 @@ use crate::exports::error::{UBTRFS_ERROR_CORRUPTION, UBTRFS_ERROR_FAILED, UBTRFS
 use crate::handles::Handle;
 
 /// The result of work for a call.
-pub(crate) type Done<T> = Result<T, CallFailure>;
+pub(crate) type CallResult<T> = Result<T, CallFailure>;
 
 /// Why a call failed.
 #[derive(Debug)]
@@ -119,7 +119,7 @@ pub(crate) fn engine_failure(operation: &str, error: &ubtrfs::FsError) -> CallFa
 }
 
 /// Does the work of a call: 0, or a negative errno. Then `error` gets the error.
-pub(crate) fn answer(error: ErrorPlace, work: impl FnOnce() -> Done<()>) -> c_int {
+pub(crate) fn answer(error: ErrorPlace, work: impl FnOnce() -> CallResult<()>) -> c_int {
     error.set(Handle::NULL);
     // What a panic leaves behind in the engine, the engine itself guards: it becomes read-only.
     match catch_unwind(AssertUnwindSafe(work)) {
@@ -130,7 +130,7 @@ pub(crate) fn answer(error: ErrorPlace, work: impl FnOnce() -> Done<()>) -> c_in
 }
 
 /// Does the work of a call that has no place for an error.
-pub(crate) fn status(work: impl FnOnce() -> Done<()>) -> c_int {
+pub(crate) fn status(work: impl FnOnce() -> CallResult<()>) -> c_int {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => 0,
         Ok(Err(failure)) => -failure.errno,
@@ -139,6 +139,25 @@ pub(crate) fn status(work: impl FnOnce() -> Done<()>) -> c_int {
 }
 
 /// Does the work of a call that returns a value, which a panic replaces with `otherwise`.
-pub(crate) fn value<T>(otherwise: T, work: impl FnOnce() -> Done<T>) -> T {
+pub(crate) fn value<T>(otherwise: T, work: impl FnOnce() -> CallResult<T>) -> T {
     catch_unwind(AssertUnwindSafe(work)).ok().and_then(Result::ok).unwrap_or(otherwise)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exports::error::{UbtrfsError, ubtrfs_error_free, ubtrfs_error_kind};
+
+    #[test]
+    fn no_panic_leaves_a_function_of_c() {
+        let mut given = Handle::<UbtrfsError>::NULL;
+        let place = ErrorPlace::of(&mut given);
+        let ended = answer(place, || panic!("planned, in a test"));
+        assert_eq!((ended, ubtrfs_error_kind(given)), (-Errno::IO.raw_os_error(), UBTRFS_ERROR_PANIC));
+        assert_eq!(ubtrfs_error_free(given), 0);
+        assert_eq!(status(|| panic!("planned, in a test")), -Errno::IO.raw_os_error());
+        assert_eq!(value(7, || panic!("planned, in a test")), 7);
+        assert_eq!(answer(place, || Ok(())), 0);
+        assert!(given.is_null());
+    }
 }

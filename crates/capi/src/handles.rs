@@ -17,7 +17,7 @@ use std::sync::{Arc, LazyLock};
 use parking_lot::RwLock;
 use rustix::io::Errno;
 
-use crate::failure::{CallFailure, Done};
+use crate::failure::{CallFailure, CallResult};
 
 /// A kind of handle. The type that implements it is the one of the header.
 pub trait HandleKind: Sized + 'static {
@@ -61,7 +61,7 @@ impl<K: HandleKind> Handle<K> {
     pub(crate) const NULL: Self = Self(ptr::null_mut());
 
     /// Makes the handle of an object.
-    pub(crate) fn add(object: K::Object) -> Done<Self> {
+    pub(crate) fn add(object: K::Object) -> CallResult<Self> {
         let number = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |number| number.checked_add(STEP));
         let number = number.map_err(|_last| CallFailure::new(Errno::NFILE, "no handle is left"))?;
         K::table().0.write().insert(number, Arc::new(object));
@@ -69,13 +69,13 @@ impl<K: HandleKind> Handle<K> {
     }
 
     /// The object.
-    pub(crate) fn get(self) -> Done<Arc<K::Object>> {
+    pub(crate) fn get(self) -> CallResult<Arc<K::Object>> {
         let found = K::table().0.read().get(&self.0.addr()).map(Arc::clone);
         found.ok_or_else(|| self.unknown())
     }
 
     /// Ends the handle, and returns the object.
-    pub(crate) fn take(self) -> Done<Arc<K::Object>> {
+    pub(crate) fn take(self) -> CallResult<Arc<K::Object>> {
         let found = K::table().0.write().remove(&self.0.addr());
         found.ok_or_else(|| self.unknown())
     }

@@ -15,13 +15,13 @@
 //! | `handles`  | the tables of open handles                                                   |
 //! | `memory`   | memory that C programs give back with `ubtrfs_free`                          |
 //! | `failure`  | errors, and the end of panics                                                |
-//! | `callback` | calls of functions in C: devices, streams, problems of a check               |
+//! | `callback` | calls of functions in C: devices, streams, archives, problems of a check     |
 //!
 //! `tests/it/header.rs` makes the header `ubtrfs.h` of the files in `exports/`, with their comments.
 //!
 //! Invariants:
-//! - I1. `unsafe` is in `border` and `callback`, in the addresses of `memory`, and in the attribute `no_mangle` of the
-//!   functions.
+//! - I1. `unsafe` is in `border` and `callback`. The files in `exports/` have it in the attribute `no_mangle`, and in the
+//!   promise that a struct consists of numbers and pointers ([`GrowingStruct`]).
 //! - I2. A handle is a number that is never used twice. It is no address, and nothing reads memory through it.
 //! - I3. Every C function catches panics. No lock of this crate is held while the engine or a callback runs, apart from
 //!   the lock of the file or directory that the call is about.
@@ -39,8 +39,8 @@ mod handles;
 mod memory;
 
 pub use border::{
-    Address, ErrorPlace, Given, GrowingStruct, HandleList, Memory, MemoryRoom, OwnedAddress, Place, Text, TextList,
-    UserPointer,
+    Address, ErrorPlace, Given, GrowingStruct, HandleList, Memory, MemoryRoom, OwnedAddress, ResultPlace, Text,
+    TextList, UserPointer,
 };
 pub use failure::CallFailure;
 pub use handles::{Handle, HandleKind, HandleTable};

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::border::{Address, OwnedAddress};
 use crate::exports::subvolume::UbtrfsSubvolume;
-use crate::failure::{CallFailure, Done};
+use crate::failure::{CallFailure, CallResult};
 
 /// A block, which owns what the program reads.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ pub(crate) fn give_subvolumes(mut list: Box<[UbtrfsSubvolume]>, paths: Vec<CStri
 }
 
 /// Frees a block.
-pub(crate) fn free(block: OwnedAddress<c_void>) -> Done<()> {
+pub(crate) fn free(block: OwnedAddress<c_void>) -> CallResult<()> {
     let found = BLOCKS.lock().remove(&block.number());
     found
         .map(drop)

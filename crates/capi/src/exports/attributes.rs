@@ -6,10 +6,10 @@ use std::time::{Duration, SystemTime};
 use rustix::io::Errno;
 use ubtrfs::{FileKind, FileTimes, Metadata};
 
-use crate::border::{ErrorPlace, Given, GrowingStruct, Memory, OwnedAddress, Place, Text};
+use crate::border::{ErrorPlace, Given, GrowingStruct, Memory, OwnedAddress, ResultPlace, Text};
 use crate::exports::file::check_mode;
 use crate::exports::filesystem::{UbtrfsFs, check_flags};
-use crate::failure::{CallFailure, Done, answer};
+use crate::failure::{CallFailure, CallResult, answer};
 use crate::handles::Handle;
 use crate::memory::{give_bytes, give_text};
 
@@ -139,7 +139,7 @@ pub(crate) fn time_of(time: Option<SystemTime>) -> UbtrfsTime {
 }
 
 /// The time that a program gives; `None` if it shall stay.
-fn given_time(time: UbtrfsTime) -> Done<Option<SystemTime>> {
+fn given_time(time: UbtrfsTime) -> CallResult<Option<SystemTime>> {
     let UbtrfsTime { seconds, nanoseconds, is_set } = time;
     match is_set {
         0 => return Ok(None),
@@ -183,7 +183,7 @@ pub(crate) fn metadata_of(found: &Metadata) -> UbtrfsMetadata {
 pub extern "C" fn ubtrfs_stat(
     fs: Handle<UbtrfsFs>,
     path: Text,
-    metadata: Place<UbtrfsMetadata>,
+    metadata: ResultPlace<UbtrfsMetadata>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {
@@ -198,7 +198,7 @@ pub extern "C" fn ubtrfs_stat(
 pub extern "C" fn ubtrfs_lstat(
     fs: Handle<UbtrfsFs>,
     path: Text,
-    metadata: Place<UbtrfsMetadata>,
+    metadata: ResultPlace<UbtrfsMetadata>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {
@@ -275,8 +275,8 @@ pub extern "C" fn ubtrfs_getxattr(
     fs: Handle<UbtrfsFs>,
     path: Text,
     name: Text,
-    value: Place<OwnedAddress<c_void>>,
-    len: Place<usize>,
+    value: ResultPlace<OwnedAddress<c_void>>,
+    len: ResultPlace<usize>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {
@@ -299,8 +299,8 @@ pub extern "C" fn ubtrfs_getxattr(
 pub extern "C" fn ubtrfs_listxattr(
     fs: Handle<UbtrfsFs>,
     path: Text,
-    names: Place<OwnedAddress<c_char>>,
-    len: Place<usize>,
+    names: ResultPlace<OwnedAddress<c_char>>,
+    len: ResultPlace<usize>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {

@@ -4,11 +4,11 @@ use std::ffi::{c_char, c_int};
 
 use ubtrfs::{CheckOptions, Problem, Report};
 
-use crate::border::{Address, ErrorPlace, HandleList, Place, TextList, UserPointer};
+use crate::border::{Address, ErrorPlace, HandleList, ResultPlace, TextList, UserPointer};
 use crate::callback::tell_problem;
 use crate::exports::device::{UbtrfsDevice, devices_of};
 use crate::exports::filesystem::check_flags;
-use crate::failure::{CallFailure, Done, answer};
+use crate::failure::{CallFailure, CallResult, answer};
 
 /// A problem that a check found.
 #[repr(C)]
@@ -67,7 +67,7 @@ pub extern "C" fn ubtrfs_check(
     flags: u32,
     tell: UbtrfsProblemFn,
     user: UserPointer,
-    report: Place<UbtrfsCheckReport>,
+    report: ResultPlace<UbtrfsCheckReport>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {
@@ -87,7 +87,7 @@ pub extern "C" fn ubtrfs_check_devices(
     flags: u32,
     tell: UbtrfsProblemFn,
     user: UserPointer,
-    report: Place<UbtrfsCheckReport>,
+    report: ResultPlace<UbtrfsCheckReport>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {
@@ -100,9 +100,9 @@ fn checked(
     flags: u32,
     tell: UbtrfsProblemFn,
     user: UserPointer,
-    place: Place<UbtrfsCheckReport>,
+    place: ResultPlace<UbtrfsCheckReport>,
     check: impl FnOnce(CheckOptions, &mut dyn FnMut(Problem)) -> ubtrfs::Result<Report>,
-) -> Done<()> {
+) -> CallResult<()> {
     check_flags(flags, UBTRFS_CHECK_DATA, "flags")?;
     let options = CheckOptions { data_csums: flags & UBTRFS_CHECK_DATA != 0, ..CheckOptions::default() };
     let report = check(options, &mut |problem| tell_problem(tell, user, &problem))?;

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use ubtrfs::{Access, Device, FileDevice, MemoryDevice, OpenError};
 
-use crate::border::{ErrorPlace, Given, GrowingStruct, HandleList, Place, Text, UserPointer};
+use crate::border::{ErrorPlace, Given, GrowingStruct, HandleList, ResultPlace, Text, UserPointer};
 use crate::callback::DeviceOfProgram;
 use crate::exports::filesystem::check_flags;
-use crate::failure::{Done, answer};
+use crate::failure::{CallResult, answer};
 use crate::handles::{Handle, HandleKind, HandleTable};
 
 /// A device: storage of fixed size for a filesystem.
@@ -83,7 +83,7 @@ unsafe impl GrowingStruct for UbtrfsDeviceOptions {
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_device_new(
     options: Given<UbtrfsDeviceOptions>,
-    device: Place<Handle<UbtrfsDevice>>,
+    device: ResultPlace<Handle<UbtrfsDevice>>,
     error: ErrorPlace,
 ) -> c_int {
     made(device, error, || {
@@ -95,7 +95,11 @@ pub extern "C" fn ubtrfs_device_new(
 
 /// Makes a device in memory. `size` is in bytes. Memory is allocated as the device is written to.
 #[unsafe(no_mangle)]
-pub extern "C" fn ubtrfs_device_in_memory(size: u64, device: Place<Handle<UbtrfsDevice>>, error: ErrorPlace) -> c_int {
+pub extern "C" fn ubtrfs_device_in_memory(
+    size: u64,
+    device: ResultPlace<Handle<UbtrfsDevice>>,
+    error: ErrorPlace,
+) -> c_int {
     made(device, error, || Ok(Arc::new(MemoryDevice::new(size))))
 }
 
@@ -104,7 +108,7 @@ pub extern "C" fn ubtrfs_device_in_memory(size: u64, device: Place<Handle<Ubtrfs
 pub extern "C" fn ubtrfs_device_open(
     path: Text,
     flags: u32,
-    device: Place<Handle<UbtrfsDevice>>,
+    device: ResultPlace<Handle<UbtrfsDevice>>,
     error: ErrorPlace,
 ) -> c_int {
     made(device, error, || {
@@ -119,7 +123,7 @@ pub extern "C" fn ubtrfs_device_open(
 pub extern "C" fn ubtrfs_device_create(
     path: Text,
     size: u64,
-    device: Place<Handle<UbtrfsDevice>>,
+    device: ResultPlace<Handle<UbtrfsDevice>>,
     error: ErrorPlace,
 ) -> c_int {
     made(device, error, || file_device(path.path("path")?, |path| FileDevice::create(path, size, true)))
@@ -127,7 +131,7 @@ pub extern "C" fn ubtrfs_device_create(
 
 /// Returns the size of a device in bytes.
 #[unsafe(no_mangle)]
-pub extern "C" fn ubtrfs_device_size(device: Handle<UbtrfsDevice>, size: Place<u64>, error: ErrorPlace) -> c_int {
+pub extern "C" fn ubtrfs_device_size(device: Handle<UbtrfsDevice>, size: ResultPlace<u64>, error: ErrorPlace) -> c_int {
     answer(error, || {
         size.needed("size")?;
         size.set(device.get()?.len_bytes());
@@ -142,16 +146,20 @@ pub extern "C" fn ubtrfs_device_close(device: Handle<UbtrfsDevice>, error: Error
 }
 
 /// The devices of a list.
-pub(crate) fn devices_of(devices: HandleList<UbtrfsDevice>, nr_devices: usize) -> Done<Vec<Arc<dyn Device>>> {
+pub(crate) fn devices_of(devices: HandleList<UbtrfsDevice>, nr_devices: usize) -> CallResult<Vec<Arc<dyn Device>>> {
     Ok(devices.objects(nr_devices, "devices")?.iter().map(|device| Arc::clone(&**device)).collect())
 }
 
-fn file_device(path: &Path, open: impl FnOnce(&Path) -> Result<FileDevice, OpenError>) -> Done<Arc<dyn Device>> {
+fn file_device(path: &Path, open: impl FnOnce(&Path) -> Result<FileDevice, OpenError>) -> CallResult<Arc<dyn Device>> {
     let device = open(path).map_err(|cause| ubtrfs::Error::of_device("open", path, cause))?;
     Ok(Arc::new(device))
 }
 
-fn made(place: Place<Handle<UbtrfsDevice>>, error: ErrorPlace, make: impl FnOnce() -> Done<Arc<dyn Device>>) -> c_int {
+fn made(
+    place: ResultPlace<Handle<UbtrfsDevice>>,
+    error: ErrorPlace,
+    make: impl FnOnce() -> CallResult<Arc<dyn Device>>,
+) -> c_int {
     answer(error, || {
         place.set(Handle::NULL);
         place.needed("the place for the device")?;

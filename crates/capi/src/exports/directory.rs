@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use ubtrfs::{DirEntry, ReadDir};
 
-use crate::border::{Address, ErrorPlace, Place, Text};
+use crate::border::{Address, ErrorPlace, ResultPlace, Text};
 use crate::exports::attributes::{UbtrfsMetadata, kind_of, metadata_of};
 use crate::exports::filesystem::UbtrfsFs;
 use crate::failure::{CallFailure, answer, c_text};
@@ -74,7 +74,7 @@ pub struct UbtrfsDirEntry {
 pub extern "C" fn ubtrfs_dir_open(
     fs: Handle<UbtrfsFs>,
     path: Text,
-    dir: Place<Handle<UbtrfsDir>>,
+    dir: ResultPlace<Handle<UbtrfsDir>>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {
@@ -92,7 +92,7 @@ pub extern "C" fn ubtrfs_dir_open(
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_dir_next(
     dir: Handle<UbtrfsDir>,
-    entry: Place<Address<UbtrfsDirEntry>>,
+    entry: ResultPlace<Address<UbtrfsDirEntry>>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {
@@ -111,7 +111,11 @@ pub extern "C" fn ubtrfs_dir_next(
 
 /// Returns the attributes of the last entry. A symbolic link is not followed.
 #[unsafe(no_mangle)]
-pub extern "C" fn ubtrfs_dir_stat(dir: Handle<UbtrfsDir>, metadata: Place<UbtrfsMetadata>, error: ErrorPlace) -> c_int {
+pub extern "C" fn ubtrfs_dir_stat(
+    dir: Handle<UbtrfsDir>,
+    metadata: ResultPlace<UbtrfsMetadata>,
+    error: ErrorPlace,
+) -> c_int {
     answer(error, || {
         metadata.needed("metadata")?;
         let dir = dir.get()?;

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::border::{Address, OwnedAddress};
-use crate::failure::{CallFailure, Done, status, value};
+use crate::failure::{CallFailure, CallResult, status, value};
 use crate::handles::{Handle, HandleKind, HandleTable};
 use crate::memory;
 
@@ -83,6 +83,6 @@ const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
 
 /// A text of an error. The table keeps the error, so the text stays when the borrow ends.
 fn text(error: Handle<UbtrfsError>, choose: impl FnOnce(&CallFailure) -> *const c_char) -> Address<c_char> {
-    let found = || -> Done<_> { Ok(Address::of(choose(&*error.get()?))) };
+    let found = || -> CallResult<_> { Ok(Address::of(choose(&*error.get()?))) };
     value(Address::of(c"not an error, or freed already".as_ptr()), found)
 }

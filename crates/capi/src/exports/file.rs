@@ -7,10 +7,10 @@ use parking_lot::RwLock;
 use rustix::io::Errno;
 use ubtrfs::{File, OpenOptions};
 
-use crate::border::{ErrorPlace, Memory, MemoryRoom, OwnedAddress, Place, Text};
+use crate::border::{ErrorPlace, Memory, MemoryRoom, OwnedAddress, ResultPlace, Text};
 use crate::exports::attributes::{UbtrfsMetadata, metadata_of};
 use crate::exports::filesystem::{UbtrfsFs, check_flags};
-use crate::failure::{CallFailure, Done, answer};
+use crate::failure::{CallFailure, CallResult, answer};
 use crate::handles::{Handle, HandleKind, HandleTable};
 use crate::memory::give_bytes;
 
@@ -59,7 +59,7 @@ pub extern "C" fn ubtrfs_file_open(
     path: Text,
     flags: u32,
     mode: u32,
-    file: Place<Handle<UbtrfsFile>>,
+    file: ResultPlace<Handle<UbtrfsFile>>,
     error: ErrorPlace,
 ) -> c_int {
     const KNOWN: u32 = UBTRFS_READ | UBTRFS_WRITE | UBTRFS_APPEND | UBTRFS_CREATE | UBTRFS_EXCLUSIVE | UBTRFS_TRUNCATE;
@@ -81,7 +81,7 @@ pub extern "C" fn ubtrfs_file_open(
 }
 
 /// The 12 bits of permissions.
-pub(crate) fn check_mode(mode: u32) -> Done<u32> {
+pub(crate) fn check_mode(mode: u32) -> CallResult<u32> {
     if mode & !0o7777 == 0 { Ok(mode) } else { Err(CallFailure::argument(format!("mode is {mode:#o}; give 12 bits"))) }
 }
 
@@ -93,7 +93,7 @@ pub extern "C" fn ubtrfs_file_pread(
     data: MemoryRoom,
     len: usize,
     offset: u64,
-    nr_read: Place<usize>,
+    nr_read: ResultPlace<usize>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {
@@ -116,7 +116,7 @@ pub extern "C" fn ubtrfs_file_read(
     file: Handle<UbtrfsFile>,
     data: MemoryRoom,
     len: usize,
-    nr_read: Place<usize>,
+    nr_read: ResultPlace<usize>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {
@@ -135,7 +135,7 @@ pub extern "C" fn ubtrfs_file_read(
 
 /// How many of `len` bytes at `offset` the file has. A program may ask for more than it has room for, if the file ends
 /// before.
-fn len_in_file(file: &File, offset: u64, len: usize) -> Done<usize> {
+fn len_in_file(file: &File, offset: u64, len: usize) -> CallResult<usize> {
     let rest = file.metadata()?.len().saturating_sub(offset);
     Ok(usize::try_from(rest).map_or(len, |rest| rest.min(len)))
 }
@@ -176,7 +176,7 @@ pub extern "C" fn ubtrfs_file_seek(
     file: Handle<UbtrfsFile>,
     offset: i64,
     whence: u32,
-    position: Place<u64>,
+    position: ResultPlace<u64>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {
@@ -199,8 +199,8 @@ pub extern "C" fn ubtrfs_file_seek(
 pub extern "C" fn ubtrfs_file_next_data(
     file: Handle<UbtrfsFile>,
     offset: u64,
-    start: Place<u64>,
-    end: Place<u64>,
+    start: ResultPlace<u64>,
+    end: ResultPlace<u64>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {
@@ -255,7 +255,7 @@ pub extern "C" fn ubtrfs_file_sync_data(file: Handle<UbtrfsFile>, error: ErrorPl
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_file_stat(
     file: Handle<UbtrfsFile>,
-    metadata: Place<UbtrfsMetadata>,
+    metadata: ResultPlace<UbtrfsMetadata>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {
@@ -279,8 +279,8 @@ pub extern "C" fn ubtrfs_file_close(file: Handle<UbtrfsFile>, error: ErrorPlace)
 pub extern "C" fn ubtrfs_read_file(
     fs: Handle<UbtrfsFs>,
     path: Text,
-    data: Place<OwnedAddress<c_void>>,
-    len: Place<usize>,
+    data: ResultPlace<OwnedAddress<c_void>>,
+    len: ResultPlace<usize>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {
@@ -297,7 +297,7 @@ pub extern "C" fn ubtrfs_read_file(
 
 /// The whole content of a file, with room for one more byte. Memory for all of it is asked for first: the size on disk is
 /// not trusted, and a hole of any size needs no space there.
-fn content_of(file: &File) -> Done<Vec<u8>> {
+fn content_of(file: &File) -> CallResult<Vec<u8>> {
     const STEP: usize = 1 << 20;
     let size = file.metadata()?.len();
     let mut content = Vec::new();

@@ -5,9 +5,9 @@ use std::ffi::{c_char, c_int};
 use ubtrfs::format::{BlockGroupFlags, CompatRo, Timespec};
 use ubtrfs::{Caller, CsumType, Filesystem, MkfsOptions, MountOptions, Uuid};
 
-use crate::border::{ErrorPlace, Given, GrowingStruct, HandleList, OwnedAddress, Place, Text, TextList};
+use crate::border::{ErrorPlace, Given, GrowingStruct, HandleList, OwnedAddress, ResultPlace, Text, TextList};
 use crate::exports::device::{UbtrfsDevice, devices_of};
-use crate::failure::{CallFailure, Done, answer, engine_failure};
+use crate::failure::{CallFailure, CallResult, answer, engine_failure};
 use crate::handles::{Handle, HandleKind, HandleTable};
 use crate::memory::give_text;
 
@@ -53,7 +53,7 @@ unsafe impl GrowingStruct for UbtrfsOpenOptions {
 }
 
 impl Given<UbtrfsOpenOptions> {
-    fn mount_options(&self) -> Done<MountOptions> {
+    fn mount_options(&self) -> CallResult<MountOptions> {
         let given = self.read()?;
         check_flags(given.flags, UBTRFS_OPEN_READ_ONLY, "the flags of ubtrfs_open_options")?;
         let text = given.mount_options.str("mount_options")?.unwrap_or_default();
@@ -72,7 +72,7 @@ impl Given<UbtrfsOpenOptions> {
 }
 
 /// Fails if a flag is unknown.
-pub(crate) fn check_flags(flags: u32, known: u32, what: &str) -> Done<()> {
+pub(crate) fn check_flags(flags: u32, known: u32, what: &str) -> CallResult<()> {
     if flags & !known == 0 {
         return Ok(());
     }
@@ -128,7 +128,7 @@ unsafe impl GrowingStruct for UbtrfsMkfsOptions {
 }
 
 impl Given<UbtrfsMkfsOptions> {
-    pub(crate) fn mkfs_options(&self, nr_devices: usize) -> Done<MkfsOptions> {
+    pub(crate) fn mkfs_options(&self, nr_devices: usize) -> CallResult<MkfsOptions> {
         const KNOWN: u32 = UBTRFS_MKFS_FORCE
             | UBTRFS_MKFS_MIXED
             | UBTRFS_MKFS_BLOCK_GROUP_TREE
@@ -181,7 +181,7 @@ impl Given<UbtrfsMkfsOptions> {
     }
 }
 
-fn csum_type(name: &str) -> Done<CsumType> {
+fn csum_type(name: &str) -> CallResult<CsumType> {
     Ok(match name {
         "crc32c" => CsumType::Crc32c,
         "xxhash" => CsumType::Xxhash,
@@ -194,7 +194,7 @@ fn csum_type(name: &str) -> Done<CsumType> {
     })
 }
 
-fn profile(name: &str) -> Done<BlockGroupFlags> {
+fn profile(name: &str) -> CallResult<BlockGroupFlags> {
     Ok(match name {
         "single" => BlockGroupFlags::empty(),
         "dup" => BlockGroupFlags::DUP,
@@ -228,7 +228,7 @@ pub struct UbtrfsSpaceUsage {
 pub extern "C" fn ubtrfs_open(
     path: Text,
     options: Given<UbtrfsOpenOptions>,
-    fs: Place<Handle<UbtrfsFs>>,
+    fs: ResultPlace<Handle<UbtrfsFs>>,
     error: ErrorPlace,
 ) -> c_int {
     opened(fs, error, || Ok(Filesystem::open_image_with(path.path("path")?, options.mount_options()?)?))
@@ -241,7 +241,7 @@ pub extern "C" fn ubtrfs_open_devices(
     devices: HandleList<UbtrfsDevice>,
     nr_devices: usize,
     options: Given<UbtrfsOpenOptions>,
-    fs: Place<Handle<UbtrfsFs>>,
+    fs: ResultPlace<Handle<UbtrfsFs>>,
     error: ErrorPlace,
 ) -> c_int {
     opened(fs, error, || {
@@ -261,7 +261,7 @@ pub extern "C" fn ubtrfs_make(
     size: u64,
     options: Given<UbtrfsMkfsOptions>,
     open_options: Given<UbtrfsOpenOptions>,
-    fs: Place<Handle<UbtrfsFs>>,
+    fs: ResultPlace<Handle<UbtrfsFs>>,
     error: ErrorPlace,
 ) -> c_int {
     opened(fs, error, || {
@@ -274,7 +274,7 @@ pub extern "C" fn ubtrfs_make(
 /// Makes a filesystem in memory, which disappears when it is closed. `size` is in bytes. Memory is allocated as the
 /// filesystem is written to.
 #[unsafe(no_mangle)]
-pub extern "C" fn ubtrfs_make_in_memory(size: u64, fs: Place<Handle<UbtrfsFs>>, error: ErrorPlace) -> c_int {
+pub extern "C" fn ubtrfs_make_in_memory(size: u64, fs: ResultPlace<Handle<UbtrfsFs>>, error: ErrorPlace) -> c_int {
     opened(fs, error, || Ok(Filesystem::make_in_memory(size)?))
 }
 
@@ -302,7 +302,7 @@ pub extern "C" fn ubtrfs_with_owner(
     uid: u32,
     gid: u32,
     umask: u32,
-    other: Place<Handle<UbtrfsFs>>,
+    other: ResultPlace<Handle<UbtrfsFs>>,
     error: ErrorPlace,
 ) -> c_int {
     opened(other, error, || Ok(fs.get()?.with_caller(Caller { uid, gid, umask: umask & 0o777 })))
@@ -330,7 +330,7 @@ pub extern "C" fn ubtrfs_fs_release(fs: Handle<UbtrfsFs>, error: ErrorPlace) -> 
 
 /// Returns the total, free and available space.
 #[unsafe(no_mangle)]
-pub extern "C" fn ubtrfs_usage(fs: Handle<UbtrfsFs>, usage: Place<UbtrfsSpaceUsage>, error: ErrorPlace) -> c_int {
+pub extern "C" fn ubtrfs_usage(fs: Handle<UbtrfsFs>, usage: ResultPlace<UbtrfsSpaceUsage>, error: ErrorPlace) -> c_int {
     answer(error, || {
         usage.needed("usage")?;
         let found = fs.get()?.usage()?;
@@ -345,7 +345,11 @@ pub extern "C" fn ubtrfs_usage(fs: Handle<UbtrfsFs>, usage: Place<UbtrfsSpaceUsa
 
 /// Returns the label, which is empty if the filesystem has none. Free it with `ubtrfs_free`.
 #[unsafe(no_mangle)]
-pub extern "C" fn ubtrfs_label(fs: Handle<UbtrfsFs>, label: Place<OwnedAddress<c_char>>, error: ErrorPlace) -> c_int {
+pub extern "C" fn ubtrfs_label(
+    fs: Handle<UbtrfsFs>,
+    label: ResultPlace<OwnedAddress<c_char>>,
+    error: ErrorPlace,
+) -> c_int {
     answer(error, || {
         label.set(OwnedAddress::NULL);
         label.needed("label")?;
@@ -358,7 +362,7 @@ pub extern "C" fn ubtrfs_label(fs: Handle<UbtrfsFs>, label: Place<OwnedAddress<c
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_read_only_reason(
     fs: Handle<UbtrfsFs>,
-    reason: Place<OwnedAddress<c_char>>,
+    reason: ResultPlace<OwnedAddress<c_char>>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {
@@ -401,7 +405,11 @@ pub extern "C" fn ubtrfs_abort(fs: Handle<UbtrfsFs>, error: ErrorPlace) -> c_int
 }
 
 /// Opens a filesystem, and returns its handle.
-fn opened(place: Place<Handle<UbtrfsFs>>, error: ErrorPlace, open: impl FnOnce() -> Done<Filesystem>) -> c_int {
+fn opened(
+    place: ResultPlace<Handle<UbtrfsFs>>,
+    error: ErrorPlace,
+    open: impl FnOnce() -> CallResult<Filesystem>,
+) -> c_int {
     answer(error, || {
         place.set(Handle::NULL);
         place.needed("the place for the filesystem")?;

@@ -2,6 +2,7 @@
 //!
 //! A file is a section of the header: its first line is the title, and comments of items are comments in C.
 
+pub mod archive;
 pub mod attributes;
 pub mod check;
 pub mod device;

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int};
 use std::os::unix::ffi::OsStringExt;
 
-use crate::border::{ErrorPlace, OwnedAddress, Place, Text};
+use crate::border::{ErrorPlace, OwnedAddress, ResultPlace, Text};
 use crate::exports::filesystem::UbtrfsFs;
 use crate::failure::answer;
 use crate::handles::Handle;
@@ -62,7 +62,7 @@ pub extern "C" fn ubtrfs_symlink(fs: Handle<UbtrfsFs>, target: Text, link: Text,
 pub extern "C" fn ubtrfs_readlink(
     fs: Handle<UbtrfsFs>,
     path: Text,
-    target: Place<OwnedAddress<c_char>>,
+    target: ResultPlace<OwnedAddress<c_char>>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {
@@ -76,7 +76,12 @@ pub extern "C" fn ubtrfs_readlink(
 
 /// Writes 1 into `exists` if the path exists, otherwise 0. Symbolic links are followed.
 #[unsafe(no_mangle)]
-pub extern "C" fn ubtrfs_exists(fs: Handle<UbtrfsFs>, path: Text, exists: Place<c_int>, error: ErrorPlace) -> c_int {
+pub extern "C" fn ubtrfs_exists(
+    fs: Handle<UbtrfsFs>,
+    path: Text,
+    exists: ResultPlace<c_int>,
+    error: ErrorPlace,
+) -> c_int {
     answer(error, || {
         exists.needed("exists")?;
         exists.set(fs.get()?.exists(path.path("path")?).into());

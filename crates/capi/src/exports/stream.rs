@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use ubtrfs::{Job, ReceiveOptions, ReceiveReport, SendOptions};
 
-use crate::border::{ErrorPlace, Given, GrowingStruct, Place, Text, TextList, UserPointer, own_descriptor};
-use crate::callback::{StreamReader, StreamWriter};
+use crate::border::{ErrorPlace, Given, GrowingStruct, ResultPlace, Text, TextList, UserPointer, own_descriptor};
+use crate::callback::{CallbackReader, CallbackWriter};
 use crate::exports::filesystem::{UbtrfsFs, check_flags};
-use crate::failure::{CallFailure, Done, answer, status};
+use crate::failure::{CallFailure, CallResult, answer, status};
 use crate::handles::{Handle, HandleKind, HandleTable};
 
 /// A job: shows how far a send or a receive is, and cancels it, from another thread. Use a job for one operation.
@@ -66,7 +66,7 @@ unsafe impl GrowingStruct for UbtrfsSendOptions {
 }
 
 impl Given<UbtrfsSendOptions> {
-    fn send_options(&self) -> Done<SendOptions> {
+    fn send_options(&self) -> CallResult<SendOptions> {
         let given = self.read()?;
         check_flags(
             given.flags,
@@ -131,7 +131,7 @@ pub struct UbtrfsProgress {
 
 /// Makes a job. Close it with `ubtrfs_job_close`.
 #[unsafe(no_mangle)]
-pub extern "C" fn ubtrfs_job_new(job: Place<Handle<UbtrfsJob>>, error: ErrorPlace) -> c_int {
+pub extern "C" fn ubtrfs_job_new(job: ResultPlace<Handle<UbtrfsJob>>, error: ErrorPlace) -> c_int {
     answer(error, || {
         job.set(Handle::NULL);
         job.needed("the place for the job")?;
@@ -144,7 +144,7 @@ pub extern "C" fn ubtrfs_job_new(job: Place<Handle<UbtrfsJob>>, error: ErrorPlac
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_job_progress(
     job: Handle<UbtrfsJob>,
-    progress: Place<UbtrfsProgress>,
+    progress: ResultPlace<UbtrfsProgress>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {
@@ -201,7 +201,7 @@ pub extern "C" fn ubtrfs_send(
     job: Handle<UbtrfsJob>,
     error: ErrorPlace,
 ) -> c_int {
-    answer(error, || send(fs, path, options, &mut StreamWriter::new(write, user)?, job))
+    answer(error, || send(fs, path, options, &mut CallbackWriter::new(write, user)?, job))
 }
 
 /// Sends as `ubtrfs_send`, into a file, pipe or socket. The descriptor stays open.
@@ -227,10 +227,10 @@ pub extern "C" fn ubtrfs_receive(
     read: UbtrfsReadFn,
     user: UserPointer,
     job: Handle<UbtrfsJob>,
-    report: Place<UbtrfsReceiveReport>,
+    report: ResultPlace<UbtrfsReceiveReport>,
     error: ErrorPlace,
 ) -> c_int {
-    answer(error, || receive(fs, to, flags, StreamReader::new(read, user)?, job, report))
+    answer(error, || receive(fs, to, flags, CallbackReader::new(read, user)?, job, report))
 }
 
 /// Receives as `ubtrfs_receive`, from a file, pipe or socket. The descriptor stays open.
@@ -241,14 +241,14 @@ pub extern "C" fn ubtrfs_receive_fd(
     flags: u32,
     fd: c_int,
     job: Handle<UbtrfsJob>,
-    report: Place<UbtrfsReceiveReport>,
+    report: ResultPlace<UbtrfsReceiveReport>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || receive(fs, to, flags, DescriptorStream(own_descriptor(fd)?), job, report))
 }
 
 /// A copy of a descriptor of the program.
-struct DescriptorStream(OwnedFd);
+pub(crate) struct DescriptorStream(pub(crate) OwnedFd);
 
 impl Write for DescriptorStream {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
@@ -267,7 +267,7 @@ impl Read for DescriptorStream {
 }
 
 /// The job of a call, or a new one.
-fn job_of(job: Handle<UbtrfsJob>) -> Done<Arc<Job>> {
+fn job_of(job: Handle<UbtrfsJob>) -> CallResult<Arc<Job>> {
     if job.is_null() { Ok(Arc::default()) } else { job.get() }
 }
 
@@ -277,7 +277,7 @@ fn send(
     options: Given<UbtrfsSendOptions>,
     output: &mut (dyn Write + Send),
     job: Handle<UbtrfsJob>,
-) -> Done<()> {
+) -> CallResult<()> {
     let options = options.send_options()?;
     Ok(fs.get()?.send(path.path("path")?, &options, output, &*job_of(job)?)?)
 }
@@ -288,8 +288,8 @@ fn receive(
     flags: u32,
     input: impl Read + Send,
     job: Handle<UbtrfsJob>,
-    report: Place<UbtrfsReceiveReport>,
-) -> Done<()> {
+    report: ResultPlace<UbtrfsReceiveReport>,
+) -> CallResult<()> {
     let options = receive_options(flags)?;
     let found = fs.get()?.receive(to.path("to")?, input, &options, &*job_of(job)?)?;
     let ReceiveReport { subvolumes, nr_commands, nr_errors, nr_bytes, .. } = found;
@@ -298,7 +298,7 @@ fn receive(
     Ok(())
 }
 
-fn receive_options(flags: u32) -> Done<ReceiveOptions> {
+fn receive_options(flags: u32) -> CallResult<ReceiveOptions> {
     const ALL: u32 = UBTRFS_RECEIVE_ONLY_FIRST
         | UBTRFS_RECEIVE_KEEP
         | UBTRFS_RECEIVE_REPLACE

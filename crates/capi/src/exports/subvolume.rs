@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use ubtrfs::{SnapshotAccess, Subvolume};
 
-use crate::border::{Address, ErrorPlace, OwnedAddress, Place, Text};
+use crate::border::{Address, ErrorPlace, OwnedAddress, ResultPlace, Text};
 use crate::exports::attributes::{UbtrfsTime, time_of};
 use crate::exports::filesystem::{UbtrfsFs, check_flags};
 use crate::failure::{answer, c_text};
@@ -91,7 +91,7 @@ pub extern "C" fn ubtrfs_subvolume_set_read_only(
 pub extern "C" fn ubtrfs_subvolume_info(
     fs: Handle<UbtrfsFs>,
     path: Text,
-    subvolume: Place<OwnedAddress<UbtrfsSubvolume>>,
+    subvolume: ResultPlace<OwnedAddress<UbtrfsSubvolume>>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {
@@ -108,8 +108,8 @@ pub extern "C" fn ubtrfs_subvolume_info(
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_subvolume_list(
     fs: Handle<UbtrfsFs>,
-    subvolumes: Place<OwnedAddress<UbtrfsSubvolume>>,
-    nr_subvolumes: Place<usize>,
+    subvolumes: ResultPlace<OwnedAddress<UbtrfsSubvolume>>,
+    nr_subvolumes: ResultPlace<usize>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {

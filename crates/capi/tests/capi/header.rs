@@ -15,8 +15,19 @@ use std::path::{Path, PathBuf};
 const WRITE: &str = "UBTRFS_WRITE_HEADER";
 
 /// The sections, in their order.
-const SECTIONS: &[&str] =
-    &["error", "device", "filesystem", "attributes", "names", "file", "directory", "subvolume", "stream", "check"];
+const SECTIONS: &[&str] = &[
+    "error",
+    "device",
+    "filesystem",
+    "attributes",
+    "names",
+    "file",
+    "directory",
+    "subvolume",
+    "stream",
+    "check",
+    "archive",
+];
 
 /// An item of a section.
 #[derive(Debug)]
@@ -123,7 +134,7 @@ fn declaration(rust: &str, name: &str) -> String {
         ("Memory", _) => return format!("const void *{name}"),
         ("MemoryRoom" | "UserPointer", _) => return format!("void *{name}"),
         ("ErrorPlace", _) => return format!("ubtrfs_error **{name}"),
-        ("Handle" | "OwnedAddress" | "Place", inner) => return pointer(inner, "*"),
+        ("Handle" | "OwnedAddress" | "ResultPlace", inner) => return pointer(inner, "*"),
         ("HandleList", inner) => return pointer(inner, "*const *"),
         ("Given" | "Address", inner) => return format!("const {}", pointer(inner, "*")),
         (other, "") if other.starts_with("Ubtrfs") => &c_name(other),
@@ -288,10 +299,10 @@ fn the_header_is_made_of_the_sources() {
 #[test]
 fn types_of_rust_are_declared_in_c() {
     for (rust, c) in [
-        ("Place<Handle<UbtrfsFs>>", "ubtrfs_fs **x"),
-        ("Place<OwnedAddress<c_char>>", "char **x"),
-        ("Place<Address<UbtrfsDirEntry>>", "const ubtrfs_dir_entry **x"),
-        ("Place<UbtrfsMetadata>", "ubtrfs_metadata *x"),
+        ("ResultPlace<Handle<UbtrfsFs>>", "ubtrfs_fs **x"),
+        ("ResultPlace<OwnedAddress<c_char>>", "char **x"),
+        ("ResultPlace<Address<UbtrfsDirEntry>>", "const ubtrfs_dir_entry **x"),
+        ("ResultPlace<UbtrfsMetadata>", "ubtrfs_metadata *x"),
         ("HandleList<UbtrfsDevice>", "ubtrfs_device *const *x"),
         ("Given<UbtrfsTimes>", "const ubtrfs_times *x"),
         ("*const UbtrfsProblem", "const ubtrfs_problem *x"),

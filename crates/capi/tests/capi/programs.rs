@@ -91,6 +91,11 @@ fn layouts_in_rust() -> Vec<(usize, Vec<(&'static str, usize)>)> {
             is_clean, is_complete, nr_errors, nr_warnings, nr_trees, nr_tree_blocks, nr_data_extents, nr_inodes,
             data_bytes_verified
         }
+        archive::UbtrfsImportOptions {
+            struct_size, flags, strip_components, uid, gid, exclude, nr_exclude, tell, tell_user
+        }
+        archive::UbtrfsExportOptions { struct_size, flags, reserved, tell, tell_user }
+        archive::UbtrfsArchiveReport { nr_members, nr_files, nr_bytes, nr_failed, more }
     }
 }
 

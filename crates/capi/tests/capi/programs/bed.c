@@ -592,6 +592,48 @@ static void call_stream(void) {
   }
 }
 
+static void message(void *user, const char *text) {
+  (void)user;
+  if (text[0] == 0) wrong("a message is empty");
+}
+
+static void call_archive(void) {
+  static const char *exclude[2];
+  ubtrfs_import_options in = UBTRFS_IMPORT_OPTIONS_INIT;
+  ubtrfs_export_options out = UBTRFS_EXPORT_OPTIONS_INIT;
+  ubtrfs_archive_report report;
+  const char *from = one_in(2) ? path() : "/d";
+  budget = below(1 << 20);
+  in.flags = one_in(4) ? flags() : 0;
+  in.strip_components = one_in(4) ? (uint32_t)number() : 0;
+  in.tell = one_in(2) ? NULL : message;
+  out.flags = one_in(4) ? flags() : (uint32_t)below(4);
+  out.tell = in.tell;
+  exclude[0] = word();
+  exclude[1] = path();
+  if (one_in(4)) in.exclude = exclude;
+  in.nr_exclude = one_in(2) ? 0 : one_in(8) ? SIZE_MAX : below(3);
+  switch (below(6)) {
+  case 0:
+    stream_len = 0;
+    CALL(ubtrfs_export, AN_FS, from, one_in(2) ? NULL : &out, write_stream, NULL, one_in(2) ? NULL : &report);
+    break;
+  case 1:
+    CALL(ubtrfs_export, AN_FS, from, one_in(2) ? NULL : &out, one_in(6) ? NULL : write_some, NULL, NULL);
+    break;
+  case 2:
+    CALL(ubtrfs_export_fd, AN_FS, from, &out, one_in(2) ? -1 : 9999, &report);
+    CALL(ubtrfs_import_fd, AN_FS, path(), &in, one_in(2) ? -1 : 9999, &report);
+    break;
+  default:
+    if (one_in(3) && stream_len > 0) stream[below(stream_len)] ^= (char)(1 << below(8));
+    stream_at = 0;
+    CALL(ubtrfs_import, AN_FS, path(), one_in(2) ? NULL : &in, one_in(9) ? NULL : read_stream, NULL,
+         one_in(2) ? NULL : &report);
+    break;
+  }
+}
+
 static void call_rest(void) {
   void *freed;
   size_t at = below(16);
@@ -672,7 +714,7 @@ int main(int argc, char **argv) {
     case 10:
     case 11: call_directory(); break;
     case 12: call_subvolume(); break;
-    case 13: call_stream(); break;
+    case 13: if (one_in(3)) call_archive(); else call_stream(); break;
     default: call_rest(); break;
     }
   }

@@ -291,6 +291,65 @@ static void subvolumes(ubtrfs_fs *fs, const char *folder) {
   OK(ubtrfs_subvolume_delete(fs, "/sunday", &error));
 }
 
+static void count_message(void *user, const char *text) {
+  EXPECT(text[0] != 0);
+  ++*(int *)user;
+}
+
+static void archives(ubtrfs_fs *fs, const char *folder) {
+  ubtrfs_import_options in = UBTRFS_IMPORT_OPTIONS_INIT;
+  ubtrfs_export_options out = UBTRFS_EXPORT_OPTIONS_INIT;
+  ubtrfs_archive_report report;
+  ubtrfs_metadata st;
+  struct stream archive = {NULL, 0, 0};
+  const char *exclude[1];
+  char path[4096];
+  FILE *file;
+  void *data;
+  size_t len;
+  int nr_messages = 0;
+  OK(ubtrfs_mkdir_all(fs, "/packed/dir", &error));
+  OK(ubtrfs_write_file(fs, "/packed/dir/f", "in a tar", 8, &error));
+  OK(ubtrfs_write_file(fs, "/packed/f.o", "left out", 8, &error));
+  OK(ubtrfs_setxattr(fs, "/packed/dir/f", "user.color", "blue", 4, &error));
+  out.flags = UBTRFS_EXPORT_SPARSE;
+  OK(ubtrfs_export(fs, "/packed", &out, write_stream, &archive, &report, &error));
+  EXPECT(report.nr_bytes == 16 && report.nr_failed == 0 && archive.len % 512 == 0);
+  exclude[0] = "*.o";
+  in.exclude = exclude;
+  in.nr_exclude = 1;
+  in.flags = UBTRFS_IMPORT_OWNER;
+  in.uid = 7;
+  in.tell = count_message;
+  in.tell_user = &nr_messages;
+  OK(ubtrfs_import(fs, "/unpacked", &in, read_stream, &archive, &report, &error));
+  EXPECT(report.nr_files == 1 && report.nr_failed == 0 && nr_messages == 0);
+  OK(ubtrfs_stat(fs, "/unpacked/dir/f", &st, &error));
+  EXPECT(st.uid == 7 && st.size == 8);
+  OK(ubtrfs_getxattr(fs, "/unpacked/dir/f", "user.color", &data, &len, &error));
+  EXPECT(len == 4 && ubtrfs_free(data) == 0);
+  FAILS(ENOENT, UBTRFS_ERROR_FAILED, ubtrfs_stat(fs, "/unpacked/f.o", &st, &error));
+  /* The end is missing, and the beginning is no archive. */
+  archive.len = 700;
+  archive.at = 0;
+  EXPECT(ubtrfs_import(fs, "/half", NULL, read_stream, &archive, NULL, &error) < 0 && ubtrfs_error_free(error) == 0);
+  memset(archive.bytes, 0x77, archive.len);
+  archive.at = 0;
+  EXPECT(ubtrfs_import(fs, "/none", NULL, read_stream, &archive, NULL, &error) < 0 && ubtrfs_error_free(error) == 0);
+  free(archive.bytes);
+
+  snprintf(path, sizeof path, "%s/archive", folder);
+  file = fopen(path, "w+");
+  EXPECT(file != NULL);
+  OK(ubtrfs_export_fd(fs, "/packed", NULL, fileno(file), NULL, &error));
+  EXPECT(lseek(fileno(file), 0, SEEK_SET) == 0);
+  OK(ubtrfs_import_fd(fs, "/again", NULL, fileno(file), &report, &error));
+  EXPECT(report.nr_files == 2);
+  fclose(file);
+  FAILS(EINVAL, UBTRFS_ERROR_USAGE, ubtrfs_export(fs, "/packed", NULL, NULL, NULL, NULL, &error));
+  FAILS(EPIPE, UBTRFS_ERROR_FAILED, ubtrfs_export(fs, "/packed", NULL, fail_stream, NULL, NULL, &error));
+}
+
 /* A device of the program. */
 struct disk {
   char *bytes;
@@ -496,6 +555,7 @@ int main(int argc, char **argv) {
   files(fs);
   directories(fs);
   subvolumes(fs, argv[1]);
+  archives(fs, argv[1]);
   OK(ubtrfs_close(fs, &error));
   devices();
   images(argv[1]);
