@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <ubtrfs.h>
 #include <unistd.h>
 
@@ -39,11 +40,14 @@ static char *name(const char *begin, const char *middle, int number, const char 
   return made;
 }
 
-/* Prints the progress of a job once a second, until the job is closed. */
+/* Prints the progress of a job about once a second, until the job is cancelled. */
 static void *show_progress(void *job) {
   ubtrfs_progress progress;
-  while (sleep(1) == 0 && ubtrfs_job_progress((ubtrfs_job *)job, &progress, NULL) == 0) {
+  time_t printed = time(NULL);
+  while (ubtrfs_job_wait((ubtrfs_job *)job, 1000, &progress, NULL) == 0 && !progress.is_cancelled) {
+    if (time(NULL) == printed) continue;
     fprintf(stderr, "%llu bytes\n", (unsigned long long)progress.done);
+    printed = time(NULL);
   }
   return NULL;
 }
@@ -64,8 +68,10 @@ static void send_snapshot(ubtrfs_fs *fs, const char *snapshot, const char *paren
   options.flags = UBTRFS_SEND_COMPRESSED_DATA;
   options.parent = parent;
   check(ubtrfs_send_fd(fs, snapshot, &options, fd, job, &error), error);
-  check(ubtrfs_job_close(job, &error), error);
+  /* The send is complete. This only wakes the other thread. */
+  ubtrfs_job_cancel(job);
   pthread_join(thread, NULL);
+  check(ubtrfs_job_close(job, &error), error);
   if (fsync(fd) != 0 || close(fd) != 0 || rename(part, stream) != 0) fail(stream);
   free(part);
 }

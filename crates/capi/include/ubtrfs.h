@@ -120,7 +120,7 @@ typedef int (*ubtrfs_flush_fn)(void *user);
 /** Learns that the content of a range is not needed any more. Returns 0, or a negative errno. */
 typedef int (*ubtrfs_discard_fn)(void *user, uint64_t offset, uint64_t len);
 
-/** Learns that a device is not used any more. It is called once, and user may be freed in it. */
+/** Learns that a device is not used any more. It is called once, by any thread, and user may be freed in it. */
 typedef void (*ubtrfs_release_fn)(void *user);
 
 /** The device refuses writes. */
@@ -773,6 +773,12 @@ int ubtrfs_job_new(ubtrfs_job **job, ubtrfs_error **error);
 
 /** Returns how far the operation of a job is. */
 int ubtrfs_job_progress(ubtrfs_job *job, ubtrfs_progress *progress, ubtrfs_error **error);
+
+/**
+ * Waits until a job changes, at most for some milliseconds, and returns how far its operation is. It also returns early
+ * without a change.
+ */
+int ubtrfs_job_wait(ubtrfs_job *job, uint32_t milliseconds, ubtrfs_progress *progress, ubtrfs_error **error);
 
 /** Ends the operation of a job soon: it fails with ECANCELED. A signal handler must not call this. */
 int ubtrfs_job_cancel(ubtrfs_job *job);

@@ -38,7 +38,7 @@ pub type UbtrfsWriteAtFn =
 pub type UbtrfsFlushFn = Option<unsafe extern "C" fn(user: UserPointer) -> c_int>;
 /// Learns that the content of a range is not needed any more. Returns 0, or a negative errno.
 pub type UbtrfsDiscardFn = Option<unsafe extern "C" fn(user: UserPointer, offset: u64, len: u64) -> c_int>;
-/// Learns that a device is not used any more. It is called once, and `user` may be freed in it.
+/// Learns that a device is not used any more. It is called once, by any thread, and `user` may be freed in it.
 pub type UbtrfsReleaseFn = Option<unsafe extern "C" fn(user: UserPointer)>;
 
 /// The device refuses writes.

@@ -8,8 +8,9 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use ubtrfs::{Job, ReceiveOptions, ReceiveReport, SendOptions};
+use ubtrfs::{Job, JobProgress, ReceiveOptions, ReceiveReport, SendOptions};
 
 use crate::border::{ErrorPlace, Given, GrowingStruct, ResultPlace, Text, TextList, UserPointer, own_descriptor};
 use crate::callback::{CallbackReader, CallbackWriter};
@@ -149,15 +150,35 @@ pub extern "C" fn ubtrfs_job_progress(
 ) -> c_int {
     answer(error, || {
         progress.needed("progress")?;
-        let found = job.get()?.progress();
-        progress.set(UbtrfsProgress {
-            done: found.done,
-            total: found.total,
-            is_cancelled: found.is_cancelled.into(),
-            is_paused: found.is_paused.into(),
-        });
+        progress.set(progress_of(&job.get()?.progress()));
         Ok(())
     })
+}
+
+/// Waits until a job changes, at most for some milliseconds, and returns how far its operation is. It also returns early
+/// without a change.
+#[unsafe(no_mangle)]
+pub extern "C" fn ubtrfs_job_wait(
+    job: Handle<UbtrfsJob>,
+    milliseconds: u32,
+    progress: ResultPlace<UbtrfsProgress>,
+    error: ErrorPlace,
+) -> c_int {
+    answer(error, || {
+        progress.needed("progress")?;
+        let patience = Duration::from_millis(milliseconds.into());
+        progress.set(progress_of(&job.get()?.wait_for_change(patience)));
+        Ok(())
+    })
+}
+
+fn progress_of(found: &JobProgress) -> UbtrfsProgress {
+    UbtrfsProgress {
+        done: found.done,
+        total: found.total,
+        is_cancelled: found.is_cancelled.into(),
+        is_paused: found.is_paused.into(),
+    }
 }
 
 /// Ends the operation of a job soon: it fails with ECANCELED. A signal handler must not call this.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 use ubtrfs::{Filesystem, SnapshotAccess};
-use ubtrfs_testkit::{Compare, LoopMount, btrfs_check, capability, compare_trees};
+use ubtrfs_testkit::{Compare, Image, LoopMount, btrfs_check, capability, compare_trees, receive_by_linux};
 
 use crate::header::crate_dir;
 use crate::library::{Compiler, compile, execute, output_of};
@@ -88,7 +88,12 @@ fn the_backup_brings_each_snapshot_back() {
             fs.write("/home/large", vec![1; 8 << 20])?;
             fs.write("/home/dir/report", "sunday")
         });
-        let backup = || output_of(&made, &[image.as_os_str(), "/home".as_ref(), streams.as_os_str()]);
+        // A slow machine sees progress on the standard error.
+        let backup = || {
+            let output = execute(&made, &[image.as_os_str(), "/home".as_ref(), streams.as_os_str()], 300);
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8(output.stdout).unwrap()
+        };
         assert_eq!(backup(), format!("{}/1.stream\n", streams.display()));
         change(&image, |fs| fs.write("/home/dir/report", "monday"));
         backup();
@@ -113,6 +118,14 @@ fn the_backup_brings_each_snapshot_back() {
             btrfs_check(&image).unwrap();
             let source = LoopMount::new(&image, "ro").unwrap();
             judge_image(&copy, &source.join("home"), "home.3");
+            // Linux receives the streams, too.
+            let by_linux = Image::kernel_made(512 << 20, &[]).unwrap();
+            let target = LoopMount::new(by_linux.path(), "").unwrap();
+            for number in 1..=3 {
+                receive_by_linux(&streams.join(format!("{number}.stream")), target.path()).unwrap();
+            }
+            compare_trees(&source.join("home"), &target.join("home.3"), Compare::COPY).unwrap();
+            target.close().unwrap();
             source.close().unwrap();
         }
     }
@@ -151,6 +164,7 @@ fn the_rescue_copies_all_but_the_damaged_bytes() {
         expected[sector..sector + 4096].fill(0);
         assert!(fs::read(folder.join("dir/damaged")).unwrap() == expected);
     }
+    damaged_tree_blocks_cost_what_lies_in_them(dir.path());
     // No filesystem at all is an error, too.
     fs::write(&image, vec![0; 1 << 20]).unwrap();
     let made = compile(&example("rescue.c"), dir.path(), Compiler::Sanitized).unwrap();
@@ -187,4 +201,32 @@ fn the_browser_shows_the_states_of_a_file() {
         assert_eq!(lines, ["5 bytes  /home", "5 bytes  /monday", "12 bytes  /tuesday"]);
         assert_eq!(show(&["/home/report", "/tuesday"]), "second draft");
     }
+}
+
+/// Damages both copies of the tree blocks that hold the names of one directory.
+fn damaged_tree_blocks_cost_what_lies_in_them(dir: &Path) {
+    let image = dir.join("names.img");
+    let filesystem = Filesystem::make_image(&image, 256 << 20).unwrap();
+    filesystem.create_dir("/good").unwrap();
+    for number in 0..300 {
+        filesystem.write(format!("/good/file-{number}"), "text").unwrap();
+    }
+    filesystem.create_subvolume("/lost").unwrap();
+    filesystem.write("/lost/a name that is not in another block", "text").unwrap();
+    filesystem.close().unwrap();
+    let mut bytes = fs::read(&image).unwrap();
+    let name = b"a name that is not in another block";
+    let places: Vec<usize> =
+        bytes.windows(name.len()).enumerate().filter(|(_, at)| at == name).map(|(at, _)| at).collect();
+    assert!(places.len() >= 2);
+    places.into_iter().for_each(|at| bytes[at] = b'A');
+    fs::write(&image, bytes).unwrap();
+    let made = compile(&example("rescue.c"), dir, Compiler::Sanitized).unwrap();
+    let folder = dir.join("names");
+    let output = execute(&made, &[image.as_os_str(), folder.as_os_str()], 300);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "300 files, 1 damaged\n", "{errors}");
+    assert!(errors.starts_with("rescue: //lost: cannot list '//lost': "), "{errors}");
+    assert_eq!(fs::read_dir(folder.join("good")).unwrap().count(), 300);
 }

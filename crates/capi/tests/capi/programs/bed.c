@@ -588,6 +588,7 @@ static void call_stream(void) {
     CALL(ubtrfs_receive, AN_FS, path(), one_in(4) ? flags() : 0, one_in(9) ? NULL : read_stream, NULL,
          one_in(2) ? NULL : A_JOB, one_in(2) ? NULL : &report);
     break;
+  case 9: CALL(ubtrfs_job_wait, A_JOB, 0, one_in(9) ? NULL : &progress); break;
   default: CALL(ubtrfs_job_progress, A_JOB, one_in(9) ? NULL : &progress); break;
   }
 }

@@ -255,6 +255,8 @@ static void subvolumes(ubtrfs_fs *fs, const char *folder) {
   OK(ubtrfs_send(fs, "/sunday", NULL, write_stream, &whole, job, &error));
   OK(ubtrfs_job_progress(job, &progress, &error));
   EXPECT(progress.done == whole.len && progress.is_cancelled == 0);
+  OK(ubtrfs_job_wait(job, 1, &progress, &error));
+  EXPECT(progress.done == whole.len && progress.is_paused == 0);
   options.parent = "/sunday";
   options.version = 2;
   options.flags = UBTRFS_SEND_COMPRESSED_DATA;
