@@ -35,6 +35,14 @@ static int one_in(size_t n) {
   return below(n) == 0;
 }
 
+/* Whether most arguments of this call are right, so that the call gets far: every second one. */
+static int is_mild;
+
+/* Whether an argument is one that a right program would pass. */
+static int is_right(void) {
+  return is_mild && !one_in(25);
+}
+
 static void wrong(const char *what) {
   fprintf(stderr, "call %lu, %s: %s\n", call, function, what);
   abort();
@@ -45,6 +53,11 @@ enum { FS, FILE_, DIR_, JOB, DEVICE, KINDS, POOL = 8 };
 static void *pools[KINDS][POOL];
 
 static void *handle(int kind) {
+  size_t tries;
+  for (tries = 0; is_right() && tries < 20; tries++) {
+    void *found = pools[kind][below(POOL)];
+    if (found != NULL) return found;
+  }
   switch (below(30)) {
   case 0: return NULL;
   case 1: return (void *)(uintptr_t)next();
@@ -85,11 +98,12 @@ static char long_name[300], long_path[6000];
 /* A path in a filesystem. */
 static const char *path(void) {
   static const char *const paths[] = {
-      "/",     "",         "f",      "/f",        "/g",       "/d",        "/d/f",       "/d/d",      "/d/d/d/d",
-      "/link", "/s",       "/s/f",   "/s/d",      "/t",       "/t/f",      "/u",         "/loop",     ".",
+      "/",     "",         "/",      "/f",        "/g",       "/d",        "/d/f",       "/d/d",      "/link",
+      "/s",    "/s/f",     "/u",     "/d/d/d/d",  "/s/d",     "/t",        "/t/f",       "f",         "/loop",     ".",
       "..",    "/..",      "/../f",  "/d/.",      "/d/..",    "//d//f//",  "/missing/x", "/\xff\xfe", "/d/\xc3\x28",
       "/f/x",  "/\n\t\x7f", "/ ",    "/loop/loop", "/link/x", "/s/../t/f", "C:\\x",      "/%s%n",
   };
+  if (is_right()) return paths[2 + below(10)];
   switch (below(20)) {
   case 0: return NULL;
   case 1: return long_name;
@@ -101,6 +115,7 @@ static const char *path(void) {
 /* A path of the host, always in the folder of the test. */
 static const char *host_path(void) {
   static const char *const paths[] = {"image", "image2", "missing/image", "", "image/x", "\xff", "."};
+  if (is_right()) return paths[below(2)];
   return one_in(10) ? NULL : one_in(10) ? long_path : paths[below(sizeof paths / sizeof *paths)];
 }
 
@@ -113,8 +128,14 @@ static const char *word(void) {
   return one_in(8) ? NULL : one_in(20) ? long_name : one_in(40) ? long_path : words[below(sizeof words / sizeof *words)];
 }
 
+static const char *xattr(void) {
+  static const char *const names[] = {"user.a", "user.b", "trusted.c", "security.d"};
+  return is_right() ? names[below(4)] : word();
+}
+
 /* ---- Numbers. */
 static uint64_t number(void) {
+  if (is_right()) return below(1 << 20);
   static const uint64_t edges[] = {
       0, 1, 4095, 4096, 4097, 65536, 1 << 20, UINT64_C(1) << 31, UINT64_C(1) << 32, UINT64_C(1) << 50,
       UINT64_C(1) << 62, INT64_MAX - 4096, INT64_MAX - 1, INT64_MAX, UINT64_C(1) << 63, UINT64_MAX - 1, UINT64_MAX,
@@ -167,7 +188,21 @@ static ubtrfs_error **place(void) {
   return one_in(8) ? NULL : &error;
 }
 
+/* How often each function succeeded and failed. */
+static struct {
+  const char *name;
+  unsigned long nr_ok, nr_failed;
+} functions[200];
+
+static void count(int status) {
+  size_t i = 0;
+  while (functions[i].name != NULL && strcmp(functions[i].name, function) != 0) i++;
+  functions[i].name = function;
+  *(status == 0 ? &functions[i].nr_ok : &functions[i].nr_failed) += 1;
+}
+
 static void judge(int status) {
+  count(status);
   if (status == 0) {
     nr_ok++;
     if (error != NULL) wrong("a success has an error");
@@ -217,6 +252,7 @@ static int read_stream(void *user, void *data, size_t len, size_t *nr_read) {
   *nr_read = stream_len - stream_at < len ? stream_len - stream_at : len;
   memcpy(data, stream + stream_at, *nr_read);
   stream_at += *nr_read;
+  if (is_right()) return 0;
   if (one_in(50)) *nr_read = SIZE_MAX;
   return one_in(50) ? -EIO : 0;
 }
@@ -274,6 +310,9 @@ static ubtrfs_open_options *open_options(ubtrfs_open_options *options) {
   if (one_in(8)) made.nr_devices = one_in(4) ? UINT32_MAX : made.devices != NULL ? (uint32_t)below(3) : 1;
   if (made.nr_devices == UINT32_MAX && made.devices == NULL) made.nr_devices = 7;
   if (one_in(4)) made.memory_bytes = number();
+  if (is_mild) made.mount_options = made.subvolume = NULL;
+  if (is_mild) made.nr_devices = 0;
+  if (is_mild) made.memory_bytes = 0;
   *options = made;
   return options;
 }
@@ -291,6 +330,9 @@ static ubtrfs_mkfs_options *mkfs_options(ubtrfs_mkfs_options *options) {
   if (one_in(8)) made.uuid = word();
   if (one_in(8)) made.data_profile = word();
   if (one_in(8)) made.metadata_profile = word();
+  if (is_mild) made.nodesize = made.sectorsize = made.nanoseconds = 0;
+  if (is_mild) made.csum = made.uuid = made.data_profile = made.metadata_profile = NULL;
+  if (is_mild) made.flags = UBTRFS_MKFS_FORCE;
   *options = made;
   return options;
 }
@@ -314,7 +356,8 @@ static void call_filesystem(void) {
   switch (below(40)) {
   case 0: CALL(ubtrfs_open, host_path(), open_options(&open), one_in(9) ? NULL : &fs); keep(FS, fs); break;
   case 1: {
-    uint64_t size = one_in(3) ? number() : (uint64_t)(128 << 20);
+    uint64_t size = one_in(3) && !is_mild ? number() : (uint64_t)(128 << 20);
+    if (is_mild) unlink("image");
     CALL(ubtrfs_make, host_path(), size, mkfs_options(&mkfs), open_options(&open), one_in(9) ? NULL : &fs);
     keep(FS, fs);
     /* Mostly closed at once, so that other calls open the image. */
@@ -322,19 +365,19 @@ static void call_filesystem(void) {
     if (one_in(2)) unlink("image");
     break;
   }
-  case 2: CALL(ubtrfs_make_in_memory, one_in(2) ? number() : (uint64_t)(128 << 20), &fs); keep(FS, fs); break;
+  case 2: CALL(ubtrfs_make_in_memory, one_in(2) && !is_mild ? number() : (uint64_t)(128 << 20), &fs); keep(FS, fs); break;
   case 3:
   case 4:
     devices[0] = A_DEVICE;
     devices[1] = A_DEVICE;
     devices[2] = A_DEVICE;
     if (one_in(2)) {
-      CALL(ubtrfs_make_devices, one_in(9) ? NULL : devices, one_in(9) ? SIZE_MAX : below(4), mkfs_options(&mkfs));
+      CALL(ubtrfs_make_devices, one_in(9) ? NULL : devices, is_right() ? 1 : one_in(9) ? SIZE_MAX : below(4), mkfs_options(&mkfs));
     } else if (one_in(2)) {
-      CALL(ubtrfs_open_devices, one_in(9) ? NULL : devices, one_in(9) ? SIZE_MAX : below(4), open_options(&open), &fs);
+      CALL(ubtrfs_open_devices, one_in(9) ? NULL : devices, is_right() ? 1 : one_in(9) ? SIZE_MAX : below(4), open_options(&open), &fs);
       keep(FS, fs);
     } else {
-      CALL(ubtrfs_check_devices, devices, below(4), one_in(4) ? flags() : 0, one_in(2) ? NULL : tell, NULL,
+      CALL(ubtrfs_check_devices, devices, is_right() ? 1 : below(4), one_in(4) ? flags() : 0, one_in(2) ? NULL : tell, NULL,
            one_in(2) ? NULL : &report);
     }
     break;
@@ -390,7 +433,7 @@ static void call_device(void) {
       keep(DEVICE, device);
     }
     break;
-  case 1: CALL(ubtrfs_device_in_memory, one_in(3) ? number() : (uint64_t)(128 << 20), &device); keep(DEVICE, device); break;
+  case 1: CALL(ubtrfs_device_in_memory, one_in(3) && !is_mild ? number() : (uint64_t)(128 << 20), &device); keep(DEVICE, device); break;
   case 2: CALL(ubtrfs_device_open, host_path(), flags() & 3, one_in(9) ? NULL : &device); keep(DEVICE, device); break;
   case 3:
     CALL(ubtrfs_device_create, host_path(), number(), &device);
@@ -445,15 +488,15 @@ static void call_attributes(void) {
     CALL(ubtrfs_utimes, AN_FS, path(), one_in(9) ? NULL : &times, one_in(4) ? flags() : 0);
     break;
   case 5:
-    CALL(ubtrfs_getxattr, AN_FS, path(), word(), one_in(9) ? NULL : &value, one_in(9) ? NULL : &len);
+    CALL(ubtrfs_getxattr, AN_FS, path(), xattr(), one_in(9) ? NULL : &value, one_in(9) ? NULL : &len);
     keep_memory(value);
     break;
   case 6:
     CALL(ubtrfs_listxattr, AN_FS, path(), one_in(9) ? NULL : &names, one_in(9) ? NULL : &len);
     keep_memory(names);
     break;
-  case 7: CALL(ubtrfs_setxattr, AN_FS, path(), word(), bytes(), one_in(2) ? below(5000) : length()); break;
-  default: CALL(ubtrfs_removexattr, AN_FS, path(), word()); break;
+  case 7: CALL(ubtrfs_setxattr, AN_FS, path(), xattr(), bytes(), one_in(4) ? length() : below(3000)); break;
+  default: CALL(ubtrfs_removexattr, AN_FS, path(), xattr()); break;
   }
 }
 
@@ -564,7 +607,11 @@ static void call_stream(void) {
     break;
   case 3:
     stream_len = 0;
-    CALL(ubtrfs_send, AN_FS, path(), one_in(3) ? NULL : &options, write_stream, NULL, one_in(2) ? NULL : A_JOB);
+    CALL(ubtrfs_send, AN_FS, is_right() ? "/u" : path(), is_mild || one_in(3) ? NULL : &options, write_stream, NULL,
+         is_mild || one_in(2) ? NULL : A_JOB);
+    if (!is_right()) break;
+    stream_at = 0;
+    CALL(ubtrfs_receive, AN_FS, "/d", 0, read_stream, NULL, NULL, &report);
     break;
   case 4:
     CALL(ubtrfs_send, AN_FS, path(), one_in(3) ? NULL : &options, one_in(6) ? NULL : write_some, NULL, NULL);
@@ -583,7 +630,7 @@ static void call_stream(void) {
   case 7:
   case 8:
     /* Also damaged streams. */
-    if (one_in(3) && stream_len > 0) stream[below(stream_len)] ^= (char)(1 << below(8));
+    if (one_in(3) && !is_right() && stream_len > 0) stream[below(stream_len)] ^= (char)(1 << below(8));
     stream_at = 0;
     CALL(ubtrfs_receive, AN_FS, path(), one_in(4) ? flags() : 0, one_in(9) ? NULL : read_stream, NULL,
          one_in(2) ? NULL : A_JOB, one_in(2) ? NULL : &report);
@@ -627,7 +674,7 @@ static void call_archive(void) {
     CALL(ubtrfs_import_fd, AN_FS, path(), &in, one_in(2) ? -1 : 9999, &report);
     break;
   default:
-    if (one_in(3) && stream_len > 0) stream[below(stream_len)] ^= (char)(1 << below(8));
+    if (one_in(3) && !is_right() && stream_len > 0) stream[below(stream_len)] ^= (char)(1 << below(8));
     stream_at = 0;
     CALL(ubtrfs_import, AN_FS, path(), one_in(2) ? NULL : &in, one_in(9) ? NULL : read_stream, NULL,
          one_in(2) ? NULL : &report);
@@ -666,6 +713,15 @@ static void begin_round(void) {
     ubtrfs_free(memory[i]);
     ubtrfs_error_free(errors[i]);
   }
+  for (i = 0; i < 3; i++) {
+    ubtrfs_device *device = NULL;
+    ubtrfs_job *job = NULL;
+    ubtrfs_device_in_memory(128 << 20, &device, NULL);
+    ubtrfs_make_devices(&device, 1, NULL, NULL);
+    ubtrfs_job_new(&job, NULL);
+    pools[DEVICE][i] = device;
+    pools[JOB][i] = job;
+  }
   for (i = 0; i < 5; i++) {
     ubtrfs_fs *fs;
     if (ubtrfs_make_in_memory(256 << 20, &fs, NULL) != 0) exit(3);
@@ -675,6 +731,7 @@ static void begin_round(void) {
     ubtrfs_symlink(fs, "d/f", "/link", NULL);
     ubtrfs_symlink(fs, "loop", "/loop", NULL);
     ubtrfs_subvolume_create(fs, "/s", NULL);
+    ubtrfs_setxattr(fs, "/f", "user.a", buffer, 10, NULL);
     ubtrfs_write_file(fs, "/s/f", buffer, 20000, NULL);
     ubtrfs_snapshot(fs, "/s", "/u", UBTRFS_SNAPSHOT_READ_ONLY, NULL);
     pools[FS][i] = fs;
@@ -700,7 +757,9 @@ int main(int argc, char **argv) {
   memset(long_name, 'n', sizeof long_name - 1);
   for (size_t i = 0; i < sizeof long_path - 1; i++) long_path[i] = i % 50 == 0 ? '/' : 'p';
   for (call = 0; call < calls; call++) {
+    is_mild = 0;
     if (call % 2000 == 0) begin_round();
+    is_mild = one_in(2);
     switch (below(16)) {
     case 0:
     case 1: call_filesystem(); break;
@@ -719,8 +778,12 @@ int main(int argc, char **argv) {
     default: call_rest(); break;
     }
   }
+  is_mild = 0;
   begin_round();
   for (size_t i = 0; i < 5; i++) ubtrfs_close((ubtrfs_fs *)pools[FS][i], NULL);
+  for (size_t i = 0; functions[i].name != NULL; i++) {
+    printf("%9lu succeeded %9lu failed  %s\n", functions[i].nr_ok, functions[i].nr_failed, functions[i].name);
+  }
   printf("%lu calls: %lu succeeded, %lu failed, %lu of them for a mistake of the program\n", calls, nr_ok, nr_failed, nr_usage);
   return 0;
 }
