@@ -122,14 +122,14 @@ fn structs_have_one_layout_in_both_languages() {
     assert_eq!(output_of(&made, &[]), expected);
 }
 
-/// `UBTRFS_BED_CALLS` sets the number of calls, and `UBTRFS_BED_SEED` repeats a run.
+/// `UBTRFS_BED_CALLS` sets the number of calls, and `UBTRFS_SEED` repeats a run.
 #[test]
 fn random_calls_with_wrong_arguments_end_in_errors() {
     let set = |name: &str| std::env::var(name).ok();
     let calls = set("UBTRFS_BED_CALLS").unwrap_or_else(|| "20000".to_owned());
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    let seed = set("UBTRFS_BED_SEED").unwrap_or_else(|| (now.as_nanos() % 1_000_000_000).to_string());
-    println!("repeat with UBTRFS_BED_CALLS={calls} UBTRFS_BED_SEED={seed}");
+    let seed = set("UBTRFS_SEED").unwrap_or_else(|| (now.as_nanos() % 1_000_000_000).to_string());
+    println!("repeat with UBTRFS_BED_CALLS={calls} UBTRFS_SEED={seed}");
     let dir = TempDir::with_prefix("ubtrfs-capi-bed-").unwrap();
     let made = compile(&program("bed.c"), dir.path(), Compiler::Sanitized).unwrap();
     let words: Vec<OsString> = vec![dir.path().into(), calls.into(), seed.into()];
