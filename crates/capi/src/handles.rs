@@ -9,10 +9,10 @@
 //! - H2. An object that a call uses lives until the call ends, although another thread closes its handle.
 //! - H3. Objects are dropped without the lock of their table, because that can take long and call the program.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock};
 
 use parking_lot::RwLock;
 use rustix::io::Errno;
@@ -29,13 +29,13 @@ pub trait HandleKind: Sized + 'static {
     fn table() -> &'static HandleTable<Self::Object>;
 }
 
-/// The open objects of a kind.
+/// The open objects of a kind. Tools that look for leaks find the objects through a tree, but not through a hash table.
 #[derive(Debug)]
-pub struct HandleTable<T>(LazyLock<RwLock<HashMap<usize, Arc<T>>>>);
+pub struct HandleTable<T>(RwLock<BTreeMap<usize, Arc<T>>>);
 
 impl<T> HandleTable<T> {
     pub(crate) const fn new() -> Self {
-        Self(LazyLock::new(RwLock::default))
+        Self(RwLock::new(BTreeMap::new()))
     }
 }
 

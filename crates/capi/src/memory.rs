@@ -3,9 +3,8 @@
 //! Invariants:
 //! - M1. A table knows every block. So memory that is no block, or was freed before, is found.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_void};
-use std::sync::LazyLock;
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -27,7 +26,7 @@ enum MemoryBlock {
 }
 
 /// The blocks, by their addresses.
-static BLOCKS: LazyLock<Mutex<HashMap<usize, MemoryBlock>>> = LazyLock::new(Mutex::default);
+static BLOCKS: Mutex<BTreeMap<usize, MemoryBlock>> = Mutex::new(BTreeMap::new());
 
 /// Keeps bytes for the program, with a zero byte after them.
 fn give(mut bytes: Vec<u8>) -> *mut u8 {

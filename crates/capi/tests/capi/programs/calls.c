@@ -129,7 +129,7 @@ static void attributes(ubtrfs_fs *fs) {
 static void files(ubtrfs_fs *fs) {
   ubtrfs_file *file, *other;
   ubtrfs_metadata st;
-  char buffer[64];
+  char buffer[64] = {0};
   size_t nr_read;
   uint64_t position, start, end;
   void *data;
