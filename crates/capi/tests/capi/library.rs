@@ -1,30 +1,34 @@
 //! The library under test, and programs that use it.
 
 use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
 
-use tempfile::TempDir;
 use ubtrfs_testkit::{capability, run};
 
 use crate::header::crate_dir;
 
-/// A folder with the library and the header, as an installation has them.
-pub(crate) struct Library {
-    dir: TempDir,
-}
-
-/// The library that all tests of a process share.
-static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
-    let dir = TempDir::with_prefix("ubtrfs-capi-").unwrap();
+/// A folder below the target folder with the library, which all tests of a process share. It is linked once in a process,
+/// because a static is never dropped, and a folder in /tmp would stay.
+static LIBRARY: LazyLock<PathBuf> = LazyLock::new(|| {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("capi");
+    fs::create_dir_all(&dir).unwrap();
     let script = crate_dir().join("../../scripts/link-library");
-    let library = dir.path().join("libubtrfs.so.0");
     let archive = built("libubtrfs_capi.a");
-    let args = [OsStr::new("capi"), archive.as_os_str(), library.as_os_str()];
+    // Programs of another process may run with the old one.
+    let linked = dir.join(format!("linked-{}", std::process::id()));
+    let args = [OsStr::new("capi"), archive.as_os_str(), linked.as_os_str()];
     run(script.to_str().unwrap(), args).unwrap();
-    std::os::unix::fs::symlink("libubtrfs.so.0", dir.path().join("libubtrfs.so")).unwrap();
-    Library { dir }
+    fs::rename(linked, dir.join("libubtrfs.so.0")).unwrap();
+    match symlink("libubtrfs.so.0", dir.join("libubtrfs.so")) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+        made => made.unwrap(),
+    }
+    dir
 });
 
 /// A file that cargo built together with this test.
@@ -34,7 +38,7 @@ pub(crate) fn built(name: &str) -> PathBuf {
 
 /// The folder with the library.
 pub(crate) fn library() -> &'static Path {
-    LIBRARY.dir.path()
+    &LIBRARY
 }
 
 /// How a program is compiled.
