@@ -95,6 +95,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     ("ubtrfs-btrfsutil", &["ubtrfs-format", "ubtrfs-fs", "ubtrfs-control"]),
     ("ubtrfs-python", &["ubtrfs"]),
+    ("ubtrfs-capi", &["ubtrfs"]),
     ("ubtrfs-bench", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-fs", "ubtrfs-control", "ubtrfs-fuse"]),
     (
         "ubtrfs-testkit",
@@ -165,7 +166,7 @@ const PERMISSIVE: &[&str] = &[
 ];
 
 /// Crates with unsafe code: system calls, and the interface to C.
-const UNSAFE: &[&str] = &["ubtrfs-device", "ubtrfs-btrfsutil"];
+const UNSAFE: &[&str] = &["ubtrfs-device", "ubtrfs-btrfsutil", "ubtrfs-capi"];
 
 /// A source file must have fewer lines than this before its tests.
 const MAX_LINES: usize = 800;

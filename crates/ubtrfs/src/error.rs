@@ -68,6 +68,12 @@ impl Error {
         self
     }
 
+    /// The failure to open a device, for crates of this workspace.
+    #[doc(hidden)]
+    pub fn of_device(operation: &'static str, path: &Path, cause: ubtrfs_device::OpenError) -> Self {
+        Self::new(operation, path, cause)
+    }
+
     /// The failed operation, as a verb: "open", "rename".
     pub fn operation(&self) -> &'static str {
         self.0.operation

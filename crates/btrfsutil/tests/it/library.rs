@@ -19,8 +19,8 @@ impl Library {
     pub(crate) fn link() -> Self {
         let dir = TempDir::with_prefix("ubtrfs-btrfsutil-").unwrap();
         let library = dir.path().join("libbtrfsutil.so.1");
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/link-btrfsutil");
-        run(script, [built("libbtrfsutil.a").as_os_str(), library.as_os_str()]).unwrap();
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/link-library");
+        run(script, [OsStr::new("btrfsutil"), built("libbtrfsutil.a").as_os_str(), library.as_os_str()]).unwrap();
         Self { dir }
     }
 
