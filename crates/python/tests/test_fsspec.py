@@ -82,7 +82,7 @@ def test_the_protocol_is_registered(image: str) -> None:
     assert fsspec.get_filesystem_class("btrfs") is BtrfsFileSystem
     fs = fsspec.filesystem("btrfs", fo=image)
     assert fs.ls("/", detail=False) == ["/etc", "/sub"] and fs.cat("etc/app/config") == b"color = blue\n"
-    assert fs.find("/") == ["/etc/app/config", "/etc/link/config", "/sub/f"]
+    assert fs.find("/") == ["/etc/app/config", "/etc/link", "/sub/f"]
     fs.close()
 
 
@@ -151,3 +151,20 @@ def test_wrong_arguments_are_refused(image: str) -> None:
         BtrfsFileSystem(image, mode="w")
     with pytest.raises(FileNotFoundError):
         BtrfsFileSystem(image + ".none")
+
+
+def test_links_end_no_walk_and_hide_nothing(fs: ubtrfs.Filesystem) -> None:
+    fs.makedirs("/two/real")
+    fs.write_bytes("/two/real/f", b"text")
+    for name, target in (("a", "."), ("b", "."), ("loop", "loop"), ("c", "real")):
+        fs.symlink(target, f"/two/{name}")
+    view = BtrfsFileSystem(fo=fs)
+    links = [f"/two/{name}" for name in ("a", "b", "c", "loop")]
+    assert view.find("/two") == [*links, "/two/real/f"]
+    assert {found["name"] for found in view.ls("/two") if found["type"] == "link"} == set(links)
+    # A path that is named is followed.
+    assert view.info("/two/c")["type"] == "directory" and view.ls("/two/c", detail=False) == ["/two/c/f"]
+    assert view.du("/two") >= 4
+    with pytest.raises(OSError):
+        view.cp("/two/real/f", "/two/real/f")
+    assert view.cat("/two/real/f") == b"text"

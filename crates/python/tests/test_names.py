@@ -223,3 +223,28 @@ def test_paths_work_as_in_pathlib(fs: ubtrfs.Filesystem) -> None:
     assert (root / "s").is_subvolume() and (root / "s").is_dir() and not app.is_subvolume()
     assert {root / "a", root / "a"} == {root / "a"} and root / "a" < root / "b" and root / "a" != "/a"
     assert repr(app) == "ubtrfs.Path('/etc/app')" and bytes(fs.path(b"/\xff")) == b"/\xff"
+
+
+def test_links_that_lead_nowhere_hide_nothing_else(fs: ubtrfs.Filesystem) -> None:
+    fs.makedirs("/d/sub")
+    fs.write_bytes("/d/sub/f", b"1")
+    fs.write_bytes("/d/file", b"1")
+    links = {"loop": "loop", "through": "file/x", "long": "x" * 300, "dangling": "nothing"}
+    for name, target in links.items():
+        fs.symlink(target, f"/d/{name}")
+    assert list(fs.walk("/d")) == [("/d", ["sub"], sorted(["file", *links])), ("/d/sub", [], ["f"])]
+    for name in links:
+        path = f"/d/{name}"
+        assert not (fs.exists(path) or fs.isdir(path) or fs.isfile(path)) and fs.islink(path) and fs.lexists(path)
+        assert not (fs.path(path).is_dir() or fs.path(path).exists())
+    assert not any(entry.is_file() for entry in fs.scandir("/d") if entry.is_symlink())
+
+
+def test_a_file_is_no_copy_of_itself(fs: ubtrfs.Filesystem) -> None:
+    fs.write_bytes("/f", b"precious")
+    fs.link("/f", "/hard")
+    fs.symlink("f", "/soft")
+    for target in ("/f", "/hard", "/soft", "/./f"):
+        with pytest.raises(OSError, match="the source itself"):
+            fs.reflink("/f", target)
+        assert fs.read_bytes("/f") == b"precious"

@@ -343,9 +343,12 @@ impl Filesystem {
     /// # Ok(()) }
     /// ```
     ///
+    /// Devices that are all read-only open a filesystem that is read-only.
+    ///
     /// # Errors
     /// Damage; unknown features; errors of the devices.
-    pub fn open_devices(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Self> {
+    pub fn open_devices(devices: Vec<Arc<dyn Device>>, mut options: MountOptions) -> Result<Self> {
+        options.read_only |= devices.iter().all(|device| device.is_read_only());
         let device = PathBuf::from(devices.first().map(|device| device.describe()).unwrap_or_default());
         let fs = Fs::open(devices, options).while_doing("open", &device)?;
         let shared = OpenFilesystem {

@@ -371,11 +371,15 @@ impl Filesystem {
     /// ```
     ///
     /// # Errors
-    /// As [`open`](Self::open) and [`create`](Self::create).
+    /// As [`open`](Self::open) and [`create`](Self::create); `InvalidInput` if both paths lead to one file.
     pub fn reflink(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
         let to = to.as_ref();
         let source = self.open(from)?;
-        let target = self.create(to)?;
+        let target = self.open_with(to, OpenOptions::new().write(true).create(true))?;
+        if source.id() == target.id() {
+            return Err(Error::new("reflink to", to, ubtrfs_fs::Error::InvalidArgument("it is the source itself")));
+        }
+        target.set_len(0)?;
         self.engine().clone_range(source.id(), 0, target.id(), 0, 0).while_doing("reflink to", to)
     }
 }

@@ -246,9 +246,7 @@ pub extern "C" fn ubtrfs_open_devices(
 ) -> c_int {
     opened(fs, error, || {
         let devices = devices_of(devices, nr_devices)?;
-        let mut options = options.mount_options()?;
-        options.read_only |= devices.iter().all(|device| device.is_read_only());
-        Ok(Filesystem::open_devices(devices, options)?)
+        Ok(Filesystem::open_devices(devices, options.mount_options()?)?)
     })
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import posixpath
 import stat as stat_module
@@ -30,6 +31,10 @@ TextPath = Union[str, "os.PathLike[str]", Path]
 
 #: Open filesystems. They are closed before the interpreter ends.
 _open: weakref.WeakSet[Filesystem] = weakref.WeakSet()
+
+
+#: Errors of a path that leads nowhere, as a link may make it.
+_LEADS_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def _close_all() -> None:
@@ -170,7 +175,9 @@ class DirEntry(Generic[AnyStr]):
         if follow_symlinks and stat_module.S_ISLNK(self.type_bits):
             try:
                 return stat_module.S_IFMT(self.stat().st_mode) == kind
-            except FileNotFoundError:
+            except OSError as error:
+                if error.errno not in _LEADS_NOWHERE:
+                    raise
                 return False
         return self.type_bits == kind
 
@@ -418,8 +425,13 @@ class Filesystem:
             files: list[Any] = []
             try:
                 for entry in self.scandir(current):
-                    # As in os.walk, a link to a directory is listed as a directory.
-                    (dirs if entry.is_dir() else files).append(entry.name)
+                    # As in os.walk, a link to a directory is listed as a directory. Content of an image makes a link, so
+                    # a link that cannot be followed hides nothing else.
+                    try:
+                        is_dir = entry.is_dir()
+                    except OSError:
+                        is_dir = False
+                    (dirs if is_dir else files).append(entry.name)
             except OSError as error:
                 if onerror is not None:
                     onerror(error)
@@ -506,10 +518,12 @@ class Filesystem:
         return self._fs.stat(_encode(path), False)
 
     def _kind(self, path: AnyPath, follow: bool = True) -> int:
-        """The type bits of the mode; 0 if the path does not exist."""
+        """The type bits of the mode; 0 if the path leads nowhere."""
         try:
             return stat_module.S_IFMT(self._fs.stat(_encode(path), follow).st_mode)
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as error:
+            if error.errno not in _LEADS_NOWHERE:
+                raise
             return 0
 
     def exists(self, path: AnyPath) -> bool:

@@ -112,15 +112,15 @@ class BtrfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
         """The attributes of a file. A link has those of its target, and `islink` and `destination`."""
-        path = self._strip_protocol(path)
+        return self._info(self._strip_protocol(path), True)
+
+    def _info(self, path: str, follows: bool) -> dict[str, Any]:
         status = self.image.lstat(path)
         found: dict[str, Any] = {"name": path, "islink": stat_module.S_ISLNK(status.st_mode)}
         if found["islink"]:
             found["destination"] = self.image.readlink(path)
-            try:
+            if follows and self.image.exists(path):
                 status = self.image.stat(path)
-            except FileNotFoundError:
-                pass
         kinds = {stat_module.S_IFREG: "file", stat_module.S_IFDIR: "directory", stat_module.S_IFLNK: "link"}
         found.update(
             size=status.st_size,
@@ -137,14 +137,13 @@ class BtrfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return found
 
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
-        """Lists a directory, or one file."""
+        """Lists a directory, or one file. Links in a directory are listed as links, so a walk does not follow them."""
         path = self._strip_protocol(path)
-        if self.image.isdir(path):
-            names = [path.rstrip("/") + "/" + name for name in self.image.listdir(path)]
-        else:
-            names = [path]
-            self.image.lstat(path)
-        return [self.info(name) for name in names] if detail else names
+        if not self.image.isdir(path):
+            found = self.info(path)
+            return [found] if detail else [path]
+        names = [path.rstrip("/") + "/" + name for name in self.image.listdir(path)]
+        return [self._info(name, False) for name in names] if detail else names
 
     def exists(self, path: str, **kwargs: Any) -> bool:
         """Whether a path exists."""

@@ -29,6 +29,34 @@ fn verdict(image: &Path) {
 }
 
 #[test]
+fn a_reflink_onto_its_source_changes_nothing() {
+    let (_scratch, image, fs) = new_image();
+    fs.write("/f", "precious").unwrap();
+    fs.hard_link("/f", "/hard").unwrap();
+    fs.symlink("f", "/soft").unwrap();
+    for to in ["/f", "/hard", "/soft", "/./f"] {
+        let error = fs.reflink("/f", to).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("the source itself"), "{error}");
+        assert_eq!(fs.read("/f").unwrap(), b"precious");
+    }
+    fs.write("/g", vec![1; 1 << 20]).unwrap();
+    fs.reflink("/f", "/g").unwrap();
+    assert_eq!(fs.read("/g").unwrap(), b"precious");
+    fs.close().unwrap();
+    verdict(&image);
+}
+
+#[test]
+fn read_only_devices_open_a_read_only_filesystem() {
+    let (_scratch, image, fs) = new_image();
+    fs.close().unwrap();
+    let device = std::sync::Arc::new(ubtrfs::FileDevice::open(&image, ubtrfs::Access::ReadOnly).unwrap());
+    let fs = Filesystem::open_devices(vec![device], MountOptions::default()).unwrap();
+    assert_eq!(fs.create_dir("/d").unwrap_err().kind(), ErrorKind::ReadOnlyFilesystem);
+}
+
+#[test]
 fn changes_are_present_when_the_image_is_opened_again() {
     let (_scratch, image, fs) = new_image();
     fs.create_dir_all("/a/b/c").unwrap();
