@@ -3,19 +3,23 @@
 //! - B1. A read-write device needs a server that flushes, and an export that takes writes.
 //! - B2. While an export is open for writing, its process holds a Unix socket in the abstract namespace, named by the
 //!   export's identity ([`ubtrfs_nbd::Dialed::identity`]). So no other process in this network namespace opens the export,
-//!   for reading or for writing. Nothing protects against clients on other machines: NBD has no locks.
+//!   for reading or for writing. Anybody may hold a socket of any name. So sockets of ordinary users do not keep root away,
+//!   and a process of root also holds a lock on a file in [`CLAIMS`], in all network namespaces that share it. Nothing
+//!   protects against clients on other machines: NBD has no locks.
 //! - B3. A server may serve one client, and end after it. So looking at a superblock and opening the device share one
 //!   connection ([`probe`]).
 
 use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, UCred, sockopt};
 use ubtrfs_format::print::escaped;
 use ubtrfs_nbd::{Client, NbdError, NbdUrl, Settings, dial};
 
@@ -49,9 +53,19 @@ pub struct NbdDevice {
     client: Client,
     name: PathBuf,
     access: Access,
-    /// Held for its name (B2).
-    _claim: Option<UnixListener>,
+    /// Held for what it keeps away (B2).
+    _claim: Option<ExportClaim>,
 }
+
+/// Keeps other processes of this machine away from an export (B2).
+#[derive(Debug)]
+struct ExportClaim {
+    _socket: Option<UnixListener>,
+    _lock: Option<OwnedFd>,
+}
+
+/// The directory of root's locks.
+const CLAIMS: &str = "/run/ubtrfs";
 
 impl NbdDevice {
     /// Opens the export of a URL, and locks it against other processes of this machine.
@@ -231,27 +245,81 @@ fn client_of(name: &Path, checks_writer: bool) -> Result<Client, OpenError> {
     Client::open(dialed, settings).map_err(wrap)
 }
 
-/// Takes the socket that keeps other processes away (B2).
-fn claim(name: &Path, identity: &str) -> Result<UnixListener, OpenError> {
+/// Takes what keeps other processes away (B2).
+fn claim(name: &Path, identity: &str) -> Result<ExportClaim, OpenError> {
+    let lock = match rustix::process::geteuid().is_root() {
+        true => lock_claim(identity).map_err(|()| in_use(name, writer_of(identity).flatten()))?,
+        false => None,
+    };
     let address = SocketAddr::from_abstract_name(identity);
     match address.and_then(|address| UnixListener::bind_addr(&address)) {
-        Ok(listener) => Ok(listener),
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(in_use(name, writer_of(identity).flatten())),
+        Ok(listener) => Ok(ExportClaim { _socket: Some(listener), _lock: lock }),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => match writer_of(identity) {
+            None if lock.is_some() => Ok(ExportClaim { _socket: None, _lock: lock }),
+            writer => Err(in_use(name, writer.flatten())),
+        },
         Err(source) => Err(OpenError::Io { path: name.to_owned(), source }),
     }
 }
 
-/// Finds the process that has an export open for writing. `Some(None)` if it exists and is unknown.
+/// Locks the file of an export in [`CLAIMS`]. `None` if there can be no such file.
+///
+/// # Errors
+/// Another process has the lock.
+fn lock_claim(identity: &str) -> Result<Option<OwnedFd>, ()> {
+    let made = rustix::fs::mkdir(CLAIMS, Mode::from_raw_mode(0o700));
+    let opened = match made {
+        Ok(()) | Err(Errno::EXIST) => {
+            let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::open(Path::new(CLAIMS).join(identity), flags, Mode::from_raw_mode(0o600))
+        }
+        Err(error) => Err(error),
+    };
+    let Ok(file) = opened else { return Ok(None) };
+    for _ in 0..LOCK_TRIES {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            // It may be somebody who looks.
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
+            _ => return Ok(Some(file)),
+        }
+    }
+    Err(())
+}
+
+/// Whether a process of root has locked the file of an export.
+fn is_claimed(identity: &str) -> bool {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(Path::new(CLAIMS).join(identity), flags, Mode::empty());
+    file.is_ok_and(|file| {
+        rustix::fs::flock(file, FlockOperation::NonBlockingLockShared).is_err_and(|error| error == Errno::WOULDBLOCK)
+    })
+}
+
+const LOCK_TRIES: u32 = 20;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
+/// Finds the process that has an export open for writing. `Some(None)` if it exists and is unknown. Processes of ordinary
+/// users do not count for root (B2).
 fn writer_of(identity: &str) -> Option<Option<u32>> {
+    let holder = holder_of(identity);
+    let pid = |peer: UCred| u32::try_from(peer.pid.as_raw_nonzero().get()).ok();
+    if !rustix::process::geteuid().is_root() {
+        return holder.map(|peer| peer.and_then(pid));
+    }
+    match holder.flatten().filter(|peer| peer.uid.is_root()) {
+        Some(peer) => Some(pid(peer)),
+        None => is_claimed(identity).then_some(None),
+    }
+}
+
+/// The process that holds the socket of an export. `Some(None)` if there is one, and it is unknown.
+fn holder_of(identity: &str) -> Option<Option<UCred>> {
     // Connections are never accepted, so the queue of the socket may be full. Such a socket is there, too.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
     let address = SocketAddrUnix::new_abstract_name(identity.as_bytes()).ok()?;
     match rustix::net::connect(&socket, &address) {
-        Ok(()) => {
-            let peer = sockopt::socket_peercred(&socket).ok();
-            Some(peer.and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok()))
-        }
+        Ok(()) => Some(sockopt::socket_peercred(&socket).ok()),
         Err(Errno::AGAIN | Errno::INPROGRESS) => Some(None),
         Err(_) => None,
     }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use pyo3::exceptions::{PyException, PyOSError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyMemoryView};
 use ubtrfs::Device;
 
 use crate::errors::DeviceExceptions;
@@ -123,8 +123,11 @@ impl Device for PythonDevice {
             let read = object.call_method1("read_at", (offset, buf.len()))?;
             let read = match read.cast_into::<PyBytes>() {
                 Ok(bytes) => bytes,
-                // Anything else that has bytes, for example a bytearray or a memoryview.
-                Err(other) => object.py().get_type::<PyBytes>().call1((other.into_inner(),))?.cast_into::<PyBytes>()?,
+                // Anything else that has bytes, for example a bytearray. Bytes of a number would be that many zeros.
+                Err(other) => {
+                    let view = PyMemoryView::from(&other.into_inner())?;
+                    view.call_method0("tobytes")?.cast_into::<PyBytes>()?
+                }
             };
             let bytes = read.as_bytes();
             if bytes.len() == buf.len() {

@@ -283,3 +283,24 @@ def test_a_device_in_python_survives_100_power_cuts(tmp_path: Path) -> None:
             nr_kept += len(kept)
         btrfs_check(image)
     assert nr_kept > 500, "the cuts tested few promises"
+
+
+def test_a_device_that_returns_no_bytes_is_named() -> None:
+    class Counts:
+        size = 256 * MIB
+
+        def read_at(self, offset: int, length: int) -> int:
+            return length
+
+        def write_at(self, offset: int, data: bytes) -> None: ...
+
+        def flush(self) -> None: ...
+
+    with pytest.raises(OSError) as caught:
+        ubtrfs.open(Counts())  # type: ignore[arg-type]
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_a_link_has_no_zero_byte(fs: ubtrfs.Filesystem) -> None:
+    with pytest.raises(ValueError, match="embedded null byte"):
+        fs.symlink("a\0b", "/l")

@@ -6,6 +6,7 @@
 //! moment. `UBTRFS_NBD_ROUNDS=100` makes more rounds; `UBTRFS_SEED` chooses other moments.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -522,6 +523,62 @@ fn superblocks_are_durable_without_a_flush_of_their_own() {
     let primary: Vec<&str> =
         requests.lines().filter(|line| line.contains(" Write ") && line.contains("offset=0x10000 ")).collect();
     assert!(!primary.is_empty() && primary.iter().all(|line| line.contains("fua=1")), "{requests}");
+}
+
+#[test]
+fn nobody_keeps_root_from_an_export_and_root_keeps_root() {
+    if !capability::program("qemu-nbd") || !capability::root() || !capability::program("unshare") {
+        return;
+    }
+    let bed = Bed::new();
+    let _server = Server::qemu_nbd(&bed.image("image"), &bed.path("socket"));
+    let (url, dir) = (bed.url("socket"), bed.mount_point());
+    done(&ubtrfs(["mkfs", "-q", &url]));
+    done(&ubtrfs(["mount", &url, &text(&dir)]));
+    // A process of root in another network namespace does not see the socket, and sees the lock.
+    let own = command(["mkdir", &format!("{url}:/other")]);
+    let elsewhere = Command::new("unshare").arg("-n").arg(own.get_program()).args(own.get_args()).output().unwrap();
+    refused(&elsewhere, &["is in use"]);
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+    let stat = fs::metadata(bed.path("socket")).unwrap();
+    let is_its = |name: &&str| name.starts_with("@ubtrfs-nbd-") && name.contains(&stat.ino().to_string());
+    let name = sockets.lines().filter_map(|line| line.split_whitespace().last()).find(is_its).unwrap()[1..].to_owned();
+    done(&ubtrfs(["umount", &text(&dir)]));
+    // An ordinary user holds the name, with a full queue or without listening.
+    for listens in
+        ["s.listen(0); [socket.socket(socket.AF_UNIX).connect_ex('\\0' + sys.argv[1]) for _ in '12']", "pass"]
+    {
+        let program = format!(
+            "import socket, sys, time\ns = socket.socket(socket.AF_UNIX)\ns.bind('\\0' + sys.argv[1])\nsocket.setdefaulttimeout(0.1)\n\
+             {listens}\nprint(1, flush=True)\ntime.sleep(60)"
+        );
+        let mut squatter = Command::new(NOBODY[0])
+            .args(&NOBODY[1..])
+            .args(["python3", "-c", &program, &name])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        BufReader::new(squatter.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        assert_eq!(said, "1\n");
+        let squatted = Squatter(squatter);
+        done(&ubtrfs(["mount", &url, &text(&dir)]));
+        refused(&ubtrfs(["mkdir", &format!("{url}:/other")]), &["is in use"]);
+        done(&ubtrfs(["umount", &text(&dir)]));
+        assert_eq!(done(&ubtrfs(["ls", &url])), "");
+        drop(squatted);
+    }
+}
+
+/// A process that is killed when this is dropped.
+struct Squatter(Child);
+
+impl Drop for Squatter {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 #[test]

@@ -496,7 +496,10 @@ class Filesystem:
 
     def symlink(self, target: AnyPath, path: AnyPath) -> None:
         """Makes `path` a symbolic link to `target`, which can be any text."""
-        self._fs.symlink(_encode(target), _encode(path))
+        text = _encode(target)
+        if b"\0" in text:
+            raise ValueError("embedded null byte")
+        self._fs.symlink(text, _encode(path))
 
     @overload
     def readlink(self, path: BytesPath) -> bytes: ...
