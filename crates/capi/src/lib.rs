@@ -17,7 +17,7 @@
 //! | `failure`  | errors, and the end of panics                                                |
 //! | `callback` | calls of functions in C: devices, streams, archives, problems of a check     |
 //!
-//! `tests/it/header.rs` makes the header `ubtrfs.h` of the files in `exports/`, with their comments.
+//! `tests/capi/header.rs` makes the header `ubtrfs.h` of the files in `exports/`, with their comments.
 //!
 //! Invariants:
 //! - I1. `unsafe` is in `border` and `callback`. The files in `exports/` have it in the attribute `no_mangle`, and in the

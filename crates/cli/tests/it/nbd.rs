@@ -541,7 +541,7 @@ fn nobody_keeps_root_from_an_export_and_root_keeps_root() {
     refused(&elsewhere, &["is in use"]);
     let sockets = fs::read_to_string("/proc/net/unix").unwrap();
     let stat = fs::metadata(bed.path("socket")).unwrap();
-    let is_its = |name: &&str| name.starts_with("@ubtrfs-nbd-") && name.contains(&stat.ino().to_string());
+    let is_its = |name: &&str| name.starts_with("@ubtrfs-nbd-") && name.contains(&format!("-{:x}-", stat.ino()));
     let name = sockets.lines().filter_map(|line| line.split_whitespace().last()).find(is_its).unwrap()[1..].to_owned();
     done(&ubtrfs(["umount", &text(&dir)]));
     // An ordinary user holds the name, with a full queue or without listening.
