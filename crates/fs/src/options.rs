@@ -210,15 +210,15 @@ const REFUSED: &[(&str, &str)] = &[("sync", "is not supported; use fsync or `ubt
 
 /// The options that say how new data is written. They can change while the filesystem is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DataOptions {
+pub(crate) struct NewDataOptions {
     pub(crate) compress: Option<CompressSpec>,
     pub(crate) nodatacow: bool,
     pub(crate) nodatasum: bool,
 }
 
 impl MountOptions {
-    pub(crate) fn data_options(&self) -> DataOptions {
-        DataOptions { compress: self.compress, nodatacow: self.nodatacow, nodatasum: self.nodatasum }
+    pub(crate) fn data_options(&self) -> NewDataOptions {
+        NewDataOptions { compress: self.compress, nodatacow: self.nodatacow, nodatasum: self.nodatasum }
     }
 
     /// Whether a filesystem that is open can take this option ([`crate::Fs::change_options`]).

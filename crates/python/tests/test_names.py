@@ -232,7 +232,7 @@ def test_links_that_lead_nowhere_hide_nothing_else(fs: ubtrfs.Filesystem) -> Non
     links = {"loop": "loop", "through": "file/x", "long": "x" * 300, "dangling": "nothing"}
     for name, target in links.items():
         fs.symlink(target, f"/d/{name}")
-    assert list(fs.walk("/d")) == [("/d", ["sub"], sorted(["file", *links])), ("/d/sub", [], ["f"])]
+    assert list(fs.walk("/d")) == [("/d", ["sub"], ["file", *links]), ("/d/sub", [], ["f"])]
     for name in links:
         path = f"/d/{name}"
         assert not (fs.exists(path) or fs.isdir(path) or fs.isfile(path)) and fs.islink(path) and fs.lexists(path)

@@ -490,11 +490,9 @@ fn zeros_take_no_space_behind_a_server_that_writes_them() {
         return;
     }
     let bed = Bed::new();
-    let image = bed.image("image");
+    let (image, url, dir) = (bed.image("image"), bed.url("socket"), bed.mount_point());
     let _server = Server::qemu_nbd(&image, &bed.path("socket"));
-    let url = bed.url("socket");
     done(&ubtrfs(["mkfs", "-q", &url]));
-    let dir = bed.mount_point();
     done(&ubtrfs(["mount", &url, &text(&dir)]));
     fs::write(dir.join("zeros"), vec![0; 64 << 20]).unwrap();
     done(&ubtrfs(["umount", &text(&dir)]));

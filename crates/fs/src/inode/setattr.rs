@@ -195,7 +195,8 @@ impl Fs {
         if new & FS_NOCOMP != 0 {
             flags.insert(InodeFlags::NOCOMPRESS);
         } else if new & FS_COMPR != 0 {
-            let method = self.data_options().compress.map_or(ubtrfs_format::item::Compression::Zlib, |spec| spec.kind);
+            let method =
+                self.data_options.read().compress.map_or(ubtrfs_format::item::Compression::Zlib, |spec| spec.kind);
             flags.insert(InodeFlags::COMPRESS);
             state.compression = CompressionProperty::Method(method);
             value = Some(property::name_of(method).to_vec());

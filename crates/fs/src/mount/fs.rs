@@ -30,7 +30,7 @@ use crate::mount::memory_budget::MemoryBudget;
 use crate::mount::resync_thread::ResyncThread;
 use crate::mount::stream_memory::StreamMemory;
 use crate::namei::state::NameiState;
-use crate::options::{DataOptions, MountOptions};
+use crate::options::{MountOptions, NewDataOptions};
 use crate::service_threads::ServiceThreads;
 use crate::session::context::Context;
 use crate::subvolume::state::Subvolumes;
@@ -44,7 +44,8 @@ pub struct Fs {
     pub(crate) engine: Arc<Engine>,
     /// The options that the filesystem was opened with. `data_options` has some of them as they are now.
     pub(crate) options: MountOptions,
-    data_options: RwLock<DataOptions>,
+    /// How new data is written, as it is now.
+    pub(crate) data_options: RwLock<NewDataOptions>,
     pub(crate) geometry: FilesystemGeometry,
     pub(crate) inodes: InodeCache,
     pub(crate) entered: EnteredSubvolumes,
@@ -241,14 +242,9 @@ impl Fs {
 
     /// The options as they are now.
     fn options_now(&self) -> MountOptions {
-        let DataOptions { compress, nodatacow, nodatasum } = self.data_options();
+        let NewDataOptions { compress, nodatacow, nodatasum } = *self.data_options.read();
         let commit_secs = self.commit_thread.interval_secs();
         MountOptions { compress, nodatacow, nodatasum, commit_secs, ..self.options.clone() }
-    }
-
-    /// How new data is written.
-    pub(crate) fn data_options(&self) -> DataOptions {
-        *self.data_options.read()
     }
 
     /// The superblock of the last commit.

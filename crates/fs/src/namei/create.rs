@@ -236,7 +236,7 @@ impl Fs {
     /// Flags of a new inode, from the mount options alone.
     fn flags_by_options(&self, type_bits: u32) -> InodeFlags {
         let mut flags = InodeFlags::empty();
-        let options = self.data_options();
+        let options = *self.data_options.read();
         if type_bits == mode::REGULAR && options.nodatasum {
             flags.insert(InodeFlags::NODATASUM);
         }

@@ -22,7 +22,7 @@ impl Fs {
         if flags.contains(InodeFlags::PREALLOC) {
             return Policy { compress: None, force: false, csums };
         }
-        let option = self.data_options().compress;
+        let option = self.data_options.read().compress;
         let force = option.is_some_and(|option| option.force);
         let by_option = option.map(|option| CompressionMethod { kind: option.kind, level: option.level });
         let compress = match state.compression {
