@@ -254,10 +254,12 @@ fn claim(name: &Path, identity: &str) -> Result<ExportClaim, OpenError> {
     let address = SocketAddr::from_abstract_name(identity);
     match address.and_then(|address| UnixListener::bind_addr(&address)) {
         Ok(listener) => Ok(ExportClaim { _socket: Some(listener), _lock: lock }),
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => match writer_of(identity) {
-            None if lock.is_some() => Ok(ExportClaim { _socket: None, _lock: lock }),
-            writer => Err(in_use(name, writer.flatten())),
+        // The lock is the own one, so only a process of root that could not take it counts.
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && lock.is_some() => match root_holder(identity) {
+            None => Ok(ExportClaim { _socket: None, _lock: lock }),
+            Some(peer) => Err(in_use(name, pid_of(peer))),
         },
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(in_use(name, writer_of(identity).flatten())),
         Err(source) => Err(OpenError::Io { path: name.to_owned(), source }),
     }
 }
@@ -301,15 +303,22 @@ const LOCK_PAUSE: Duration = Duration::from_millis(10);
 /// Finds the process that has an export open for writing. `Some(None)` if it exists and is unknown. Processes of ordinary
 /// users do not count for root (B2).
 fn writer_of(identity: &str) -> Option<Option<u32>> {
-    let holder = holder_of(identity);
-    let pid = |peer: UCred| u32::try_from(peer.pid.as_raw_nonzero().get()).ok();
     if !rustix::process::geteuid().is_root() {
-        return holder.map(|peer| peer.and_then(pid));
+        return holder_of(identity).map(|peer| peer.and_then(pid_of));
     }
-    match holder.flatten().filter(|peer| peer.uid.is_root()) {
-        Some(peer) => Some(pid(peer)),
+    match root_holder(identity) {
+        Some(peer) => Some(pid_of(peer)),
         None => is_claimed(identity).then_some(None),
     }
+}
+
+/// The process of root that holds the socket of an export, if it is known.
+fn root_holder(identity: &str) -> Option<UCred> {
+    holder_of(identity).flatten().filter(|peer| peer.uid.is_root())
+}
+
+fn pid_of(peer: UCred) -> Option<u32> {
+    u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
 }
 
 /// The process that holds the socket of an export. `Some(None)` if there is one, and it is unknown.
