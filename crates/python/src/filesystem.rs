@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ubtrfs::{
     Caller, FileKind, FileTimes, Filesystem, Metadata, MountOptions, OpenOptions, ReceiveOptions, SendOptions,
-    SnapshotAccess, Subvolume,
+    SnapshotAccess, Subvolume, bindings,
 };
 
 use crate::device::PythonDevice;
@@ -97,13 +97,7 @@ fn seconds(time: Option<SystemTime>) -> f64 {
 
 /// The time that Python gives as seconds, rounded down, and nanoseconds.
 fn system_time((sec, nsec): (i64, u32)) -> PyResult<SystemTime> {
-    let seconds = Duration::from_secs(sec.unsigned_abs());
-    let time = match sec < 0 {
-        true => SystemTime::UNIX_EPOCH.checked_sub(seconds),
-        false => SystemTime::UNIX_EPOCH.checked_add(seconds),
-    };
-    let time = time.and_then(|time| time.checked_add(Duration::from_nanos(nsec.into())));
-    time.ok_or_else(|| PyValueError::new_err("the time is out of range"))
+    bindings::system_time(sec, nsec).ok_or_else(|| PyValueError::new_err("the time is out of range"))
 }
 
 #[pymethods]

@@ -2,8 +2,8 @@
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use ubtrfs::format::{BlockGroupFlags, CompatRo, Timespec};
-use ubtrfs::{CsumType, Filesystem, MkfsOptions, Uuid};
+use ubtrfs::format::{CompatRo, Timespec};
+use ubtrfs::{Filesystem, MkfsOptions, Uuid, bindings};
 
 use crate::device::PythonDevice;
 use crate::errors::{DeviceExceptions, path};
@@ -33,23 +33,14 @@ impl MakeWords {
             label: self.label,
             nodesize: self.nodesize,
             sectorsize: self.sectorsize,
-            csum_type: csum_type(&self.csum)?,
+            csum_type: bindings::csum_type(&self.csum).map_err(PyValueError::new_err)?,
             mixed: self.mixed,
             root_owner: self.root_owner,
             force: self.force,
             ..MkfsOptions::default()
         };
-        if nr_devices > 1 {
-            options = options.with_array_profiles();
-        } else if self.mixed {
-            options.metadata_profile = options.data_profile;
-        }
-        if let Some(name) = &self.data {
-            options.data_profile = profile(name)?;
-        }
-        if let Some(name) = &self.metadata {
-            options.metadata_profile = profile(name)?;
-        }
+        let names = (self.data.as_deref(), self.metadata.as_deref());
+        options = bindings::set_profiles(options, nr_devices, names.0, names.1).map_err(PyValueError::new_err)?;
         if let Some(text) = &self.uuid {
             options.fsid = Uuid::parse_str(text).map_err(|error| PyValueError::new_err(format!("uuid: {error}")))?;
         }
@@ -61,36 +52,6 @@ impl MakeWords {
         }
         Ok(options)
     }
-}
-
-fn csum_type(name: &str) -> PyResult<CsumType> {
-    Ok(match name {
-        "crc32c" => CsumType::Crc32c,
-        "xxhash" => CsumType::Xxhash,
-        "sha256" => CsumType::Sha256,
-        "blake2" => CsumType::Blake2,
-        _ => {
-            let problem = format!("csum is '{name}'; give crc32c, xxhash, sha256 or blake2");
-            return Err(PyValueError::new_err(problem));
-        }
-    })
-}
-
-fn profile(name: &str) -> PyResult<BlockGroupFlags> {
-    Ok(match name {
-        "single" => BlockGroupFlags::empty(),
-        "dup" => BlockGroupFlags::DUP,
-        "raid0" => BlockGroupFlags::RAID0,
-        "raid1" => BlockGroupFlags::RAID1,
-        "raid1c3" => BlockGroupFlags::RAID1C3,
-        "raid1c4" => BlockGroupFlags::RAID1C4,
-        "raid10" => BlockGroupFlags::RAID10,
-        _ => {
-            let problem =
-                format!("the profile is '{name}'; give single, dup, raid0, raid1, raid1c3, raid1c4 or raid10");
-            return Err(PyValueError::new_err(problem));
-        }
-    })
 }
 
 /// Makes a filesystem on image files or block devices, and opens it. With a size, the files are new.

@@ -72,6 +72,8 @@
 #[cfg(feature = "import")]
 mod archive;
 mod attributes;
+#[doc(hidden)]
+pub mod bindings;
 mod dir;
 mod error;
 mod file;

@@ -1,10 +1,10 @@
 //! Attributes: owner, permissions, times, extended attributes
 
 use std::ffi::{c_char, c_int, c_void};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use rustix::io::Errno;
-use ubtrfs::{FileKind, FileTimes, Metadata};
+use ubtrfs::{FileKind, FileTimes, Metadata, bindings};
 
 use crate::border::{ErrorPlace, Given, GrowingStruct, Memory, OwnedAddress, ResultPlace, Text};
 use crate::exports::file::check_mode;
@@ -146,12 +146,7 @@ fn given_time(time: UbtrfsTime) -> CallResult<Option<SystemTime>> {
         1 if nanoseconds < 1_000_000_000 => {}
         _ => return Err(CallFailure::argument(format!("a time has {nanoseconds} nanoseconds and is_set {is_set}"))),
     }
-    let distance = Duration::from_secs(seconds.unsigned_abs());
-    let second = match seconds < 0 {
-        true => SystemTime::UNIX_EPOCH.checked_sub(distance),
-        false => SystemTime::UNIX_EPOCH.checked_add(distance),
-    };
-    let time = second.and_then(|second| second.checked_add(Duration::from_nanos(nanoseconds.into())));
+    let time = bindings::system_time(seconds, nanoseconds);
     time.map(Some).ok_or_else(|| CallFailure::argument(format!("a time has {seconds} seconds")))
 }
 
@@ -178,6 +173,16 @@ pub(crate) fn metadata_of(found: &Metadata) -> UbtrfsMetadata {
     }
 }
 
+/// Writes the attributes that `look` returns, which is called only if there is a place for them.
+pub(crate) fn put_metadata(
+    place: ResultPlace<UbtrfsMetadata>,
+    look: impl FnOnce() -> CallResult<Metadata>,
+) -> CallResult<()> {
+    place.needed("metadata")?;
+    place.set(metadata_of(&look()?));
+    Ok(())
+}
+
 /// Returns the attributes of a file. Symbolic links are followed.
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_stat(
@@ -186,11 +191,7 @@ pub extern "C" fn ubtrfs_stat(
     metadata: ResultPlace<UbtrfsMetadata>,
     error: ErrorPlace,
 ) -> c_int {
-    answer(error, || {
-        metadata.needed("metadata")?;
-        metadata.set(metadata_of(&fs.get()?.metadata(path.path("path")?)?));
-        Ok(())
-    })
+    answer(error, || put_metadata(metadata, || Ok(fs.get()?.metadata(path.path("path")?)?)))
 }
 
 /// Returns the attributes of a file. A symbolic link at the end of the path is not followed.
@@ -201,11 +202,7 @@ pub extern "C" fn ubtrfs_lstat(
     metadata: ResultPlace<UbtrfsMetadata>,
     error: ErrorPlace,
 ) -> c_int {
-    answer(error, || {
-        metadata.needed("metadata")?;
-        metadata.set(metadata_of(&fs.get()?.symlink_metadata(path.path("path")?)?));
-        Ok(())
-    })
+    answer(error, || put_metadata(metadata, || Ok(fs.get()?.symlink_metadata(path.path("path")?)?)))
 }
 
 /// Sets the permissions of a file: 12 bits. Symbolic links are followed.

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use ubtrfs::{File, OpenOptions};
 
 use crate::border::{ErrorPlace, Memory, MemoryRoom, OwnedAddress, ResultPlace, Text};
-use crate::exports::attributes::{UbtrfsMetadata, metadata_of};
+use crate::exports::attributes::{UbtrfsMetadata, put_metadata};
 use crate::exports::filesystem::{UbtrfsFs, check_flags};
 use crate::failure::{CallFailure, CallResult, answer};
 use crate::handles::{Handle, HandleKind, HandleTable};
@@ -221,34 +221,29 @@ pub extern "C" fn ubtrfs_file_next_data(
     })
 }
 
+/// Calls the library for an open file.
+fn on_file<T>(file: Handle<UbtrfsFile>, work: impl FnOnce(&File) -> ubtrfs::Result<T>) -> CallResult<T> {
+    let file = file.get()?;
+    let done = work(&file.read());
+    Ok(done?)
+}
+
 /// Truncates the file to `size` bytes, or extends it by a hole.
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_file_truncate(file: Handle<UbtrfsFile>, size: u64, error: ErrorPlace) -> c_int {
-    answer(error, || {
-        let file = file.get()?;
-        let file = file.read();
-        Ok(file.set_len(size)?)
-    })
+    answer(error, || on_file(file, |file| file.set_len(size)))
 }
 
 /// Makes content and attributes of the file durable, and for a new file also its names.
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_file_sync(file: Handle<UbtrfsFile>, error: ErrorPlace) -> c_int {
-    answer(error, || {
-        let file = file.get()?;
-        let file = file.read();
-        Ok(file.sync_all()?)
-    })
+    answer(error, || on_file(file, |file| file.sync_all()))
 }
 
 /// Makes the content of the file durable, and the attributes that reading it needs.
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_file_sync_data(file: Handle<UbtrfsFile>, error: ErrorPlace) -> c_int {
-    answer(error, || {
-        let file = file.get()?;
-        let file = file.read();
-        Ok(file.sync_data()?)
-    })
+    answer(error, || on_file(file, |file| file.sync_data()))
 }
 
 /// Returns the attributes of the file, which may have no name any more.
@@ -258,13 +253,7 @@ pub extern "C" fn ubtrfs_file_stat(
     metadata: ResultPlace<UbtrfsMetadata>,
     error: ErrorPlace,
 ) -> c_int {
-    answer(error, || {
-        metadata.needed("metadata")?;
-        let file = file.get()?;
-        let found = file.read().metadata()?;
-        metadata.set(metadata_of(&found));
-        Ok(())
-    })
+    answer(error, || put_metadata(metadata, || on_file(file, File::metadata)))
 }
 
 /// Closes a file. Its changes stay, and become durable with the next commit.

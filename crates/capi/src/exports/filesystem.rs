@@ -2,8 +2,8 @@
 
 use std::ffi::{c_char, c_int};
 
-use ubtrfs::format::{BlockGroupFlags, CompatRo, Timespec};
-use ubtrfs::{Caller, CsumType, Filesystem, MkfsOptions, MountOptions, Uuid};
+use ubtrfs::format::{CompatRo, Timespec};
+use ubtrfs::{Caller, Filesystem, MkfsOptions, MountOptions, Uuid, bindings};
 
 use crate::border::{ErrorPlace, Given, GrowingStruct, HandleList, OwnedAddress, ResultPlace, Text, TextList};
 use crate::exports::device::{UbtrfsDevice, devices_of};
@@ -152,19 +152,11 @@ impl Given<UbtrfsMkfsOptions> {
             options.sectorsize = given.sectorsize;
         }
         if let Some(name) = given.csum.str("csum")? {
-            options.csum_type = csum_type(name)?;
+            options.csum_type = bindings::csum_type(name).map_err(CallFailure::argument)?;
         }
-        if nr_devices > 1 {
-            options = options.with_array_profiles();
-        } else if options.mixed {
-            options.metadata_profile = options.data_profile;
-        }
-        if let Some(name) = given.data_profile.str("data_profile")? {
-            options.data_profile = profile(name)?;
-        }
-        if let Some(name) = given.metadata_profile.str("metadata_profile")? {
-            options.metadata_profile = profile(name)?;
-        }
+        let (data, metadata) =
+            (given.data_profile.str("data_profile")?, given.metadata_profile.str("metadata_profile")?);
+        options = bindings::set_profiles(options, nr_devices, data, metadata).map_err(CallFailure::argument)?;
         if let Some(text) = given.uuid.str("uuid")? {
             options.fsid = Uuid::parse_str(text).map_err(|error| CallFailure::argument(format!("uuid: {error}")))?;
         }
@@ -179,35 +171,6 @@ impl Given<UbtrfsMkfsOptions> {
         }
         Ok(options)
     }
-}
-
-fn csum_type(name: &str) -> CallResult<CsumType> {
-    Ok(match name {
-        "crc32c" => CsumType::Crc32c,
-        "xxhash" => CsumType::Xxhash,
-        "sha256" => CsumType::Sha256,
-        "blake2" => CsumType::Blake2,
-        _ => {
-            let problem = format!("csum is '{name}'; give crc32c, xxhash, sha256 or blake2");
-            return Err(CallFailure::argument(problem));
-        }
-    })
-}
-
-fn profile(name: &str) -> CallResult<BlockGroupFlags> {
-    Ok(match name {
-        "single" => BlockGroupFlags::empty(),
-        "dup" => BlockGroupFlags::DUP,
-        "raid0" => BlockGroupFlags::RAID0,
-        "raid1" => BlockGroupFlags::RAID1,
-        "raid1c3" => BlockGroupFlags::RAID1C3,
-        "raid1c4" => BlockGroupFlags::RAID1C4,
-        "raid10" => BlockGroupFlags::RAID10,
-        _ => {
-            let problem = format!("a profile is '{name}'; give single, dup, raid0, raid1, raid1c3, raid1c4 or raid10");
-            return Err(CallFailure::argument(problem));
-        }
-    })
 }
 
 /// The space of a filesystem in bytes, as `df` shows it.
