@@ -239,7 +239,7 @@ impl MountOptions {
             |CompressSpec { kind, level, force }| {
                 let name = if force { "compress-force" } else { "compress" };
                 let level = if level == 0 { String::new() } else { format!(":{level}") };
-                format!("{name}={}{level}", method_name(kind))
+                format!("{name}={}{level}", kind.name())
             },
         );
         let flags = flags.iter().map(|flag| (*flag).to_owned());
@@ -405,16 +405,6 @@ impl MountOptions {
 
 fn bad(option: &str, problem: &str) -> Error {
     Error::MountOption { option: option.to_owned(), problem: problem.to_owned() }
-}
-
-/// The name of a method in options; `no` for none.
-fn method_name(kind: Compression) -> &'static str {
-    match kind {
-        Compression::None => "no",
-        Compression::Zlib => "zlib",
-        Compression::Lzo => "lzo",
-        Compression::Zstd => "zstd",
-    }
 }
 
 /// Parses the value of `compress[-force][=METHOD[:LEVEL]]`; `None` for `no` and `none`.

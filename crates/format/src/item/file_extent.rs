@@ -31,6 +31,16 @@ impl Compression {
         }
     }
 
+    /// The name, as options, properties and the output of btrfs-progs have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Zlib => "zlib",
+            Self::Lzo => "lzo",
+            Self::Zstd => "zstd",
+        }
+    }
+
     /// The algorithm that a byte on disk stands for, or `None` if the byte is unknown.
     pub fn from_disk(value: u8) -> Option<Self> {
         Some(match value {

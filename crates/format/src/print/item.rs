@@ -139,10 +139,7 @@ fn print_file_extent(data: &[u8], out: &mut dyn Write) -> Printed {
     let ram_bytes = u64_of("FileExtent", head.get(8..).unwrap_or_default())?;
     let [.., compression, _encryption, _other0, _other1, kind] = head;
     let compression_name = match Compression::from_disk(compression) {
-        Some(Compression::None) => "none".to_owned(),
-        Some(Compression::Zlib) => "zlib".to_owned(),
-        Some(Compression::Lzo) => "lzo".to_owned(),
-        Some(Compression::Zstd) => "zstd".to_owned(),
+        Some(known) => known.name().to_owned(),
         None => format!("UNKNOWN.{compression}"),
     };
     let compression = format!("compression {compression} ({compression_name})");

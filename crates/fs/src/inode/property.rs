@@ -52,16 +52,6 @@ impl PropertyValue {
     }
 }
 
-/// The property's value for a compression method.
-pub(crate) fn name_of(method: Compression) -> &'static [u8] {
-    match method {
-        Compression::None => b"none",
-        Compression::Zlib => b"zlib",
-        Compression::Lzo => b"lzo",
-        Compression::Zstd => b"zstd",
-    }
-}
-
 /// Reads the method of an inode's property. Only inodes with the flag `COMPRESS` can have the property.
 pub(crate) fn load_compression(tree: &Tree, ino: Ino, flags: InodeFlags) -> Result<CompressionProperty> {
     if !flags.contains(InodeFlags::COMPRESS) {

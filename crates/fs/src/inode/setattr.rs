@@ -199,7 +199,7 @@ impl Fs {
                 self.data_options.read().compress.map_or(ubtrfs_format::item::Compression::Zlib, |spec| spec.kind);
             flags.insert(InodeFlags::COMPRESS);
             state.compression = CompressionProperty::Method(method);
-            value = Some(property::name_of(method).to_vec());
+            value = Some(method.name().into());
         }
         state.item.flags = flags.bits();
         let attribute = (property::COMPRESSION, value);

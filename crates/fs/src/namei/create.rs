@@ -176,7 +176,7 @@ impl Fs {
             matches!(type_bits, mode::DIRECTORY | mode::REGULAR) && !flags.contains(InodeFlags::NODATACOW);
         let compression = inherited.compression.filter(|_| takes_method);
         if let Some(method) = compression {
-            attributes.push((property::COMPRESSION, property::name_of(method).to_vec()));
+            attributes.push((property::COMPRESSION, method.name().into()));
         }
         Ok(InodePlan { item, attributes, compression })
     }

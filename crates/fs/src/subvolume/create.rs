@@ -102,7 +102,7 @@ impl Fs {
             InodeRef::append(&mut reference, 0, b"..");
             let attribute = compression.map(|method| {
                 item.flags |= InodeFlags::COMPRESS.bits();
-                let value = property::name_of(method).to_vec();
+                let value = method.name().into();
                 xattr::plan_new(ino, property::COMPRESSION, value).into_item(transid)
             });
             let root = (Key::new(ino.0, KeyType::INODE_ITEM, 0), item.encode());
