@@ -52,6 +52,16 @@ const TROUBLE: [[&str; 2]; 6] = [
 ];
 const TROUBLED_TRIES: u32 = 100;
 
+/// The functions that a library exports, with their versions, such as `btrfs_util_sync@@LIBBTRFSUTIL_1.1`, in order of
+/// their names.
+pub fn exported_functions(library: &Path) -> Result<Vec<String>> {
+    let listed = run("nm", [OsStr::new("-D"), OsStr::new("--defined-only"), library.as_os_str()])?;
+    let names = listed.lines().filter_map(|line| line.rsplit_once(" T ")).map(|(_, name)| name.to_owned());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    Ok(names)
+}
+
 /// Builds an example beside the program of the test that calls this, and returns its path.
 ///
 /// It is built with `--workspace`, as the tests are: with `-p`, the crates would be built once more for other features. It

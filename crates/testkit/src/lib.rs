@@ -62,7 +62,7 @@ pub use check::{
     QuotaNumbers, btrfs_check, btrfs_check_after_failures, btrfs_check_array, btrfs_check_output, check_quotas,
     quota_report, second_opinion, ubtrfs_check_errors,
 };
-pub use command::{build_example, run, run_with_input};
+pub use command::{build_example, exported_functions, run, run_with_input};
 pub use corruptor::{Corruption, Corruptor, Damage};
 pub use driver::{Driver, DriverReport};
 pub use fault_device::{FaultDevice, FaultKind, FaultPlan};

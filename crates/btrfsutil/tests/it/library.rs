@@ -70,15 +70,6 @@ pub(crate) fn output_of(words: &[&OsStr], library: Option<&Path>) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The functions that a file defines, with their versions, such as `btrfs_util_sync@@LIBBTRFSUTIL_1.1`.
-pub(crate) fn functions(library: &Path) -> Vec<String> {
-    let listed = run("nm", [OsStr::new("-D"), OsStr::new("--defined-only"), library.as_os_str()]).unwrap();
-    let names = listed.lines().filter_map(|line| line.rsplit_once(" T ")).map(|(_, name)| name.to_owned());
-    let mut names: Vec<String> = names.collect();
-    names.sort();
-    names
-}
-
 /// The path of the original library.
 pub(crate) fn original() -> PathBuf {
     let found = run("cc", ["-print-file-name=libbtrfsutil.so"]).unwrap();

@@ -95,12 +95,3 @@ pub(crate) fn output_of(program: &Path, args: &[&OsStr]) -> String {
     assert!(output.status.success() && errors.is_empty(), "{program:?} {args:?}: {}: {errors}", output.status);
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
-
-/// The functions that a library exports, with their versions, such as `ubtrfs_sync@@LIBUBTRFS_0`.
-pub(crate) fn functions(library: &Path) -> Vec<String> {
-    let listed = run("nm", [OsStr::new("-D"), OsStr::new("--defined-only"), library.as_os_str()]).unwrap();
-    let names = listed.lines().filter_map(|line| line.rsplit_once(" T ")).map(|(_, name)| name.to_owned());
-    let mut names: Vec<String> = names.collect();
-    names.sort();
-    names
-}

@@ -6,9 +6,10 @@ use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tempfile::TempDir;
+use ubtrfs_testkit::exported_functions;
 
 use crate::header::{crate_dir, functions_of_sources, structs};
-use crate::library::{Compiler, compile, execute, functions, library, output_of};
+use crate::library::{Compiler, compile, execute, library, output_of};
 
 fn program(name: &str) -> std::path::PathBuf {
     crate_dir().join("tests/capi/programs").join(name)
@@ -29,7 +30,7 @@ fn the_library_exports_the_functions_of_the_header() {
     }
     assert_eq!(fs::read_to_string(path).unwrap_or_default(), map, "run the test with UBTRFS_WRITE_HEADER=1");
     let versioned: Vec<String> = names.iter().map(|name| format!("{name}@@{VERSION}")).collect();
-    assert_eq!(functions(&library().join("libubtrfs.so.0")), versioned);
+    assert_eq!(exported_functions(&library().join("libubtrfs.so.0")).unwrap(), versioned);
 }
 
 /// The program asks for each function of the library, so a new function needs a call in it.
