@@ -245,8 +245,7 @@ pub(crate) fn refuse_confined(
 /// Opens a device for the filesystem, and discards its content.
 pub(crate) fn open_new(context: &CommandContext<'_>, new: &NewDevice) -> Result<Arc<dyn Device>> {
     let path = Path::new(OsStr::from_bytes(&new.path.0));
-    let (is_url, is_absolute) = (is_url(path), !has_relative_path(path));
-    if !is_absolute || is_url != new.id.is_none() {
+    if has_relative_path(path) || is_url(path) != new.id.is_none() {
         return Err(CommandFailure::new(
             Errno::INVAL,
             "the path of a new device must be absolute, also that of a socket",

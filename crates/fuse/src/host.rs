@@ -218,12 +218,10 @@ impl Host for MountHost {
     }
 
     fn open_device(&self, path: &Path, id: Option<ImageId>, force: bool) -> ubtrfs_control::Result<Arc<dyn Device>> {
-        if self
-            .views
-            .all()
-            .iter()
-            .any(|view| view.device.get().zip(id).is_some_and(|(device, id)| id.is_file_of(*device)))
-        {
+        let is_own = |id: ImageId| {
+            self.views.all().iter().any(|view| view.device.get().is_some_and(|device| id.is_file_of(*device)))
+        };
+        if id.is_some_and(is_own) {
             let text = "the new device is a file of the filesystem itself; give one that lies elsewhere";
             return Err(CommandFailure::new(Errno::INVAL, text));
         }

@@ -1,6 +1,6 @@
 //! [`Client`]: an export, over one connection or several.
 //!
-//! - N1. After a connection was lost, or a flush failed, writes and flushes fail for good (I2 of the crate): the server may
+//! - N1. After a connection was lost, or a flush or a durable write failed, writes and flushes fail for good (I2 of the crate): the server may
 //!   have lost what it had answered, and a new connection does not know that.
 //! - N2. Reads get a new connection, unless writes were not flushed when the old one was lost: the new one might return what
 //!   was there before these writes. While the server is away, the first read waits for it, and later reads fail at once.

@@ -311,10 +311,11 @@ fn write_primary(sb: &Superblock, member: &Member) -> Result<()> {
         primary.wrote(&raw);
         is_durable
     };
-    match member.twin() {
-        Some(twin) if is_durable => twin.flush(),
-        None if is_durable => {}
-        _ => flush(member)?,
+    if !is_durable {
+        return flush(member);
+    }
+    if let Some(twin) = member.twin() {
+        twin.flush();
     }
     Ok(())
 }
