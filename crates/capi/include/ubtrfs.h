@@ -138,7 +138,7 @@ typedef struct ubtrfs_device_options {
   uint32_t reserved;
   /** The name in messages; or null. */
   const char *name;
-  /** What the functions get as their first argument. */
+  /** The first argument of the functions. */
   void *user;
   /** Reads bytes. A range is always inside of the device. */
   ubtrfs_read_at_fn read_at;
@@ -867,8 +867,8 @@ int ubtrfs_check_devices(ubtrfs_device *const *devices, size_t nr_devices, uint3
 /* ---------------------------------------------------------------------------------------------
  * Archives: tar
  *
- * Archives are read compressed and uncompressed, and written uncompressed. What the functions of the program must keep is
- * the same as for streams.
+ * Archives are read compressed and uncompressed, and written uncompressed. The functions of the program keep the rules for
+ * streams.
  */
 
 /** Learns that a member or file is left out or incomplete, by a text that is valid until the function returns. */

@@ -121,7 +121,7 @@ pub(crate) fn engine_failure(operation: &str, error: &ubtrfs::FsError) -> CallFa
 /// Does the work of a call: 0, or a negative errno. Then `error` gets the error.
 pub(crate) fn answer(error: ErrorPlace, work: impl FnOnce() -> CallResult<()>) -> c_int {
     error.set(Handle::NULL);
-    // What a panic leaves behind in the engine, the engine itself guards: it becomes read-only.
+    // A panic in the engine makes the filesystem read-only.
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => 0,
         Ok(Err(failure)) => failure.give(error),

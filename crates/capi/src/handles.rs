@@ -21,7 +21,7 @@ use crate::failure::{CallFailure, CallResult};
 
 /// A kind of handle. The type that implements it is the one of the header.
 pub trait HandleKind: Sized + 'static {
-    /// What a handle stands for.
+    /// The type of the object that a handle names.
     type Object: Send + Sync + 'static;
     /// The name in messages.
     const WHAT: &'static str;

@@ -22,7 +22,7 @@ pub enum RemoteError {
     Unusable {
         /// The URL, without secrets.
         url: String,
-        /// What is missing, and what to do.
+        /// The missing variable, and the remedy.
         cause: String,
     },
     /// A request failed, also when it was repeated.

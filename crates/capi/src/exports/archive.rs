@@ -1,7 +1,7 @@
 //! Archives: tar
 //!
-//! Archives are read compressed and uncompressed, and written uncompressed. What the functions of the program must keep is
-//! the same as for streams.
+//! Archives are read compressed and uncompressed, and written uncompressed. The functions of the program keep the rules for
+//! streams.
 
 use std::ffi::{CString, c_char, c_int};
 use std::io::{Read, Write};

@@ -58,7 +58,7 @@ pub struct UbtrfsDeviceOptions {
     pub reserved: u32,
     /// The name in messages; or null.
     pub name: Text,
-    /// What the functions get as their first argument.
+    /// The first argument of the functions.
     pub user: UserPointer,
     /// Reads bytes. A range is always inside of the device.
     pub read_at: UbtrfsReadAtFn,

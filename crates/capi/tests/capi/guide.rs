@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::header::crate_dir;
 use crate::library::{Compiler, compile, library};
 
-/// What the fragments use: a filesystem, an error, and the functions of a device.
+/// The fragments use a filesystem, an error, and the functions of a device.
 const PRELUDE: &str = r#"
 #include <errno.h>
 #include <stdio.h>

@@ -452,7 +452,7 @@ fn exports_join_a_filesystem_and_replace_its_devices() {
     done(&ubtrfs(["import", &text(&archive(&bed)), &format!("{image}:/")]));
     // To an image without a mount.
     assert!(done(&ubtrfs(["device", "add", &a, &image])).contains("is device 2 now"));
-    // What cannot work changes nothing.
+    // A command that fails changes nothing.
     let relative = format!("nbd+unix:///disk?socket={}", "b.socket");
     let absent = bed.url("nowhere.socket");
     let mounted = |words: &[&str]| {

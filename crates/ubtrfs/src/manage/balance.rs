@@ -203,7 +203,7 @@ impl Filesystem {
         self.engine().pause_balance().while_doing("pause the balance of", self.device_name())
     }
 
-    /// Ends a balance that runs or is paused. What was moved stays in its new place.
+    /// Ends a running or paused balance. Block groups that were moved stay in their new places.
     ///
     /// ```
     /// # let fs = ubtrfs::Filesystem::make_in_memory(256 << 20).unwrap();
