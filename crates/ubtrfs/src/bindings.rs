@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use ubtrfs_format::CsumType;
 use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_format::{CsumType, Profile};
 use ubtrfs_mkfs::MkfsOptions;
 
 /// Sets the profiles of a new filesystem on `nr_devices` devices. Profiles without a name are the usual ones for so many
@@ -46,7 +46,12 @@ pub fn csum_type(name: &str) -> Result<CsumType, String> {
     })
 }
 
-fn profile(name: &str) -> Result<BlockGroupFlags, String> {
+/// The profile that a name means.
+///
+/// # Errors
+/// A text with the wrong name, and the names that there are.
+#[doc(hidden)]
+pub fn profile(name: &str) -> Result<BlockGroupFlags, String> {
     Ok(match name {
         "single" => BlockGroupFlags::empty(),
         "dup" => BlockGroupFlags::DUP,
@@ -60,6 +65,20 @@ fn profile(name: &str) -> Result<BlockGroupFlags, String> {
             return Err(format!("the profile is '{name}'; give {names}"));
         }
     })
+}
+
+/// The names of the type and the profile of block groups, as `data` and `raid1`.
+#[doc(hidden)]
+pub fn group_names(flags: BlockGroupFlags) -> (&'static str, String) {
+    let is = |kind| flags.contains(kind);
+    let kind = match (is(BlockGroupFlags::DATA), is(BlockGroupFlags::METADATA), is(BlockGroupFlags::SYSTEM)) {
+        (true, true, _) => "data+metadata",
+        (true, false, _) => "data",
+        (false, true, _) => "metadata",
+        (false, false, true) => "system",
+        (false, false, false) => "unknown",
+    };
+    (kind, Profile::name_of(flags).to_ascii_lowercase())
 }
 
 /// The time of seconds since 1970, rounded down, and nanoseconds. `None` if it is out of range.
