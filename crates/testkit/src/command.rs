@@ -62,12 +62,20 @@ pub fn exported_functions(library: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Builds an example beside the program of the test that calls this, and returns its path.
+/// Builds an example beside the program of the test that calls this, and returns its path. `cargo test` has built it
+/// already, unless only some targets were chosen.
 ///
 /// It is built with `--workspace`, as the tests are: with `-p`, the crates would be built once more for other features. It
 /// is built without the variables that cargo sets for a test: the build script of ring runs again if they change, and then
 /// all crates above it are built again.
 pub fn build_example(name: &str) -> Result<PathBuf> {
+    // The program of a test is in `deps`, beside `examples`.
+    let program = std::env::current_exe()?;
+    let built = program.parent().and_then(Path::parent).context("the test is in no folder")?;
+    let example = built.join("examples").join(name);
+    if is_newer_than_its_sources(&example).unwrap_or(false) {
+        return Ok(example);
+    }
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     cargo.args(["build", "-q", "--locked", "--offline", "--workspace", "--example", name]).current_dir(workspace);
@@ -79,10 +87,22 @@ pub fn build_example(name: &str) -> Result<PathBuf> {
     }
     cargo.stdin(Stdio::null());
     finish(cargo, None)?;
-    // The program of a test is in `deps`, beside `examples`.
-    let program = std::env::current_exe()?;
-    let built = program.parent().and_then(Path::parent).context("the test is in no folder")?;
-    Ok(built.join("examples").join(name))
+    Ok(example)
+}
+
+/// Whether a program that cargo built is newer than each file of the workspace that it is made of. Cargo lists these in a
+/// file beside the program: `PROGRAM: FILE FILE ...`, with a backslash before spaces in names.
+fn is_newer_than_its_sources(program: &Path) -> Result<bool> {
+    let modified = |path: &Path| Ok::<_, std::io::Error>(std::fs::metadata(path)?.modified()?);
+    let listed = std::fs::read_to_string(program.with_extension("d"))?;
+    let (_, sources) = listed.trim_end().split_once(": ").context("the list of sources is not understood")?;
+    let built = modified(program)?;
+    for source in sources.replace("\\ ", "\0").split(' ') {
+        if modified(Path::new(&source.replace('\0', " ")))? >= built {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// How the names of the variables begin that cargo sets for one crate.
@@ -115,4 +135,33 @@ fn finish(mut command: Command, input: Option<&[u8]>) -> Result<String> {
         bail!("{shown} failed: {}\n{stdout}{stderr}", output.status);
     }
     Ok(stdout)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, FileTimes};
+    use std::time::SystemTime;
+
+    use super::*;
+
+    #[test]
+    fn a_program_is_old_if_a_source_is_newer_or_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let make = |name: &str, second: u64| {
+            let times = FileTimes::new().set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(second));
+            File::create(at(name)).unwrap().set_times(times).unwrap();
+        };
+        make("a.rs", 5);
+        make("b c.rs", 6);
+        make("program", 7);
+        assert!(is_newer_than_its_sources(&at("program")).is_err());
+        let list = format!("{0}/program: {0}/a.rs {0}/b\\ c.rs\n", dir.path().display());
+        std::fs::write(at("program.d"), list).unwrap();
+        assert!(is_newer_than_its_sources(&at("program")).unwrap());
+        make("b c.rs", 8);
+        assert!(!is_newer_than_its_sources(&at("program")).unwrap());
+        std::fs::remove_file(at("b c.rs")).unwrap();
+        assert!(is_newer_than_its_sources(&at("program")).is_err());
+    }
 }
