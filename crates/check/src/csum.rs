@@ -4,8 +4,7 @@
 //! - I1. Adjacent ranges are joined, so a contiguous run of checksums takes 16 bytes, regardless of its number of csum
 //!   items.
 
-use std::thread;
-
+use ubtrfs_error::side_by_side;
 use ubtrfs_format::{CsumType, KeyType, Logical, RootId};
 
 use crate::array::{Array, ChunkSpan, Unreadable};
@@ -205,15 +204,9 @@ impl<'a> Checker<'a> {
         };
         let verify = |part: &[CsumPiece]| part.iter().flat_map(|piece| verifier.verify(piece)).collect::<Vec<_>>();
         let verify = &verify;
-        let found: Vec<CsumProblem> = thread::scope(|scope| {
-            let handles: Vec<_> = pieces.chunks(part_len).map(|part| scope.spawn(move || verify(part))).collect();
-            let join = |handle: thread::ScopedJoinHandle<'_, Vec<CsumProblem>>| {
-                handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            handles.into_iter().flat_map(join).collect()
-        });
+        let found = side_by_side(pieces.chunks(part_len).map(|part| move || verify(part)));
         self.sink.mute(false);
-        for bad in found {
+        for bad in found.into_iter().flatten() {
             self.sink.report(bad.code, Place::at(bad.bytenr), bad.text);
         }
         self.sink.mute(true);

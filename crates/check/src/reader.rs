@@ -6,9 +6,7 @@
 //! - I2. The first read of a block reads and verifies every copy on a given device. Missing devices are reported once
 //!   (`chunk`), not for each block, unless all copies of a block are on them.
 
-use std::thread;
-
-use ubtrfs_error::Error;
+use ubtrfs_error::{Error, side_by_side};
 use ubtrfs_format::check::{CheckContext, ExpectedBlock, check_node};
 use ubtrfs_format::{Corrupt, FormatError, Generation, Key, Logical, RootId};
 
@@ -83,15 +81,9 @@ impl BlockReader<'_> {
             return self.read_part(edges, care, order, buf);
         }
         let part_len = order.len().div_ceil(threads);
-        thread::scope(|scope| {
-            let parts = order.chunks(part_len).zip(buf.chunks_mut(part_len.saturating_mul(self.nodesize)));
-            let handles: Vec<_> =
-                parts.map(|(order, buf)| scope.spawn(move || self.read_part(edges, care, order, buf))).collect();
-            let results = handles
-                .into_iter()
-                .map(|handle| handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-            results.flatten().collect()
-        })
+        let parts = order.chunks(part_len).zip(buf.chunks_mut(part_len.saturating_mul(self.nodesize)));
+        let works = parts.map(|(order, buf)| move || self.read_part(edges, care, order, buf));
+        side_by_side(works).into_iter().flatten().collect()
     }
 
     fn read_part(&self, edges: &[BlockPtr], care: &[ReadMode], order: &[u32], buf: &mut [u8]) -> Vec<ReadOutcome> {

@@ -5,9 +5,12 @@
 
 #![forbid(unsafe_code)]
 
+mod helper;
+
 use std::io;
 use std::sync::Arc;
 
+pub use helper::{Helper, side_by_side, start_helper};
 pub use rustix::io::Errno;
 use ubtrfs_format::{Corrupt, FormatError, Logical, RootId};
 

@@ -104,6 +104,9 @@ pub enum Error {
         /// Error number of the failed write.
         errno: i32,
     },
+    /// EAGAIN: a thread that the work needs cannot be started.
+    #[error("the system starts no more threads; raise the limit of processes, or end some")]
+    NoThread,
     /// The stream of a send cannot be written to its output.
     #[error("cannot write the stream: {0}")]
     Output(std::io::Error),
@@ -173,6 +176,7 @@ impl Error {
             Self::Overflow => Errno::OVERFLOW,
             Self::Stale => Errno::STALE,
             Self::Busy(_) => Errno::BUSY,
+            Self::NoThread => Errno::AGAIN,
             Self::Writeback { errno } => return *errno,
             Self::Output(error) => return error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
             Self::Unsendable(_) => Errno::OVERFLOW,

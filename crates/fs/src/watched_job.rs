@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use ubtrfs_error::start_helper;
 use ubtrfs_transaction::{Job, JobProgress};
 
 /// Runs `work` while a thread forwards progress from `inner` to `job`, and cancellation from `job` to `inner`.
@@ -11,7 +12,7 @@ pub(crate) fn watched<T>(inner: &Job, job: &Job, work: impl FnOnce() -> T) -> T 
     std::thread::scope(|scope| {
         let is_done = Arc::new(AtomicBool::new(false));
         let done = Arc::clone(&is_done);
-        scope.spawn(move || {
+        let forwards = start_helper(scope, move || {
             let mut told = JobProgress::default();
             while !done.load(Ordering::Acquire) {
                 let now = inner.wait_for_change(TICK);
@@ -26,6 +27,9 @@ pub(crate) fn watched<T>(inner: &Job, job: &Job, work: impl FnOnce() -> T) -> T 
                 }
             }
         });
+        if !forwards.is_thread() {
+            tracing::warn!("no thread shows how far the work is, and none can cancel the work");
+        }
         let result = work();
         is_done.store(true, Ordering::Release);
         // Wake the forwarding thread.

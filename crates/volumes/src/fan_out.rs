@@ -7,9 +7,10 @@ use std::sync::mpsc::{self, Sender};
 use std::thread;
 
 use parking_lot::Mutex;
+use ubtrfs_error::{Helper, start_helper};
 
 /// Calls `work` with each item, at the same time, and returns the results in order. A single item is worked on in the
-/// calling thread, and so is the last of several.
+/// calling thread, and so are the last of several, and items for which the system starts no thread.
 pub(crate) fn fan_out<T: Send, R: Send>(mut items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
     let Some(last) = items.pop() else { return Vec::new() };
     if items.is_empty() {
@@ -17,11 +18,9 @@ pub(crate) fn fan_out<T: Send, R: Send>(mut items: Vec<T>, work: impl Fn(T) -> R
     }
     thread::scope(|scope| {
         let work = &work;
-        let threads: Vec<_> = items.into_iter().map(|item| scope.spawn(move || work(item))).collect();
+        let helpers: Vec<_> = items.into_iter().map(|item| start_helper(scope, move || work(item))).collect();
         let result = work(last);
-        let resume = |panic| std::panic::resume_unwind(panic);
-        let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(resume));
-        joined.chain(std::iter::once(result)).collect()
+        helpers.into_iter().map(Helper::join).chain(std::iter::once(result)).collect()
     })
 }
 
@@ -46,7 +45,8 @@ impl ReadyThreads {
     ) -> Vec<R> {
         let Some(last) = items.pop() else { return Vec::new() };
         let (sender, receiver) = mpsc::channel();
-        let mut threads = Vec::with_capacity(items.len());
+        let nr_tasks = items.len();
+        let mut threads = Vec::with_capacity(nr_tasks);
         for (index, item) in items.into_iter().enumerate() {
             let (work, sender) = (work.clone(), sender.clone());
             let task = move || {
@@ -54,30 +54,37 @@ impl ReadyThreads {
                 // The receiver waits for all results (I1).
                 let _received = sender.send((index, result));
             };
-            threads.push(self.start(Box::new(task)));
+            threads.extend(self.start(Box::new(task)));
         }
         drop(sender);
         let last = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(last)));
         let mut results: Vec<_> = receiver.iter().collect();
-        assert_eq!(results.len(), threads.len(), "I1: a thread ended without a result");
+        assert_eq!(results.len(), nr_tasks, "I1: a thread ended without a result");
         self.idle.lock().extend(threads);
         results.sort_by_key(|(index, _)| *index);
         let results = results.into_iter().map(|(_, result)| result).chain([last]);
         results.map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     }
 
-    /// Gives the task to an idle thread or a new one. Returns the thread's queue, to be kept when the task has ended.
-    fn start(&self, task: Work) -> Sender<Work> {
+    /// Gives the task to an idle thread or a new one. Returns the thread's queue, to be kept when the task has ended. If
+    /// the system starts no thread, the task is done on return.
+    fn start(&self, task: Work) -> Option<Sender<Work>> {
         let idle = self.idle.lock().pop();
-        let queue = idle.unwrap_or_else(|| {
-            let (queue, tasks) = mpsc::channel::<Work>();
-            thread::spawn(move || tasks.into_iter().for_each(|task| task()));
-            queue
-        });
+        let Some(queue) = idle.or_else(|| new_thread(thread::Builder::new())) else {
+            task();
+            return None;
+        };
         let sent = queue.send(task);
         assert!(sent.is_ok(), "a thread ends only when its queue is dropped, because its tasks catch panics");
-        queue
+        Some(queue)
     }
+}
+
+/// Starts a thread that does the tasks of a queue.
+fn new_thread(builder: thread::Builder) -> Option<Sender<Work>> {
+    let (queue, tasks) = mpsc::channel::<Work>();
+    builder.spawn(move || tasks.into_iter().for_each(|task| task())).ok()?;
+    Some(queue)
 }
 
 #[cfg(test)]

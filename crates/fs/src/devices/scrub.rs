@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 use ubtrfs_device::IoPriority;
-use ubtrfs_error::Error as EngineError;
+use ubtrfs_error::{Error as EngineError, side_by_side};
 use ubtrfs_format::{DevId, Profile};
 use ubtrfs_transaction::{DeviceScrub, ExtentUse, Job, ScrubCounts, ScrubFinding, ScrubRequest};
 
@@ -167,13 +167,8 @@ impl Fs {
             device
         };
         let devices = watched(&running.job, job, || {
-            std::thread::scope(|scope| {
-                let scrub_one = &scrub_one;
-                let threads: Vec<_> =
-                    running.about.iter().map(|device| scope.spawn(move || scrub_one(device))).collect();
-                let resume = |panic| std::panic::resume_unwind(panic);
-                threads.into_iter().map(|thread| thread.join().unwrap_or_else(resume)).collect()
-            })
+            let scrub_one = &scrub_one;
+            side_by_side(running.about.iter().map(|device| move || scrub_one(device)))
         });
         drop(running);
         let Findings { files, blocks, .. } = findings.into_inner();

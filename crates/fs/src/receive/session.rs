@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
+use ubtrfs_error::start_helper;
 use ubtrfs_format::{Generation, RootId};
 use ubtrfs_stream::{FrameHeader, Position, StreamCommand, StreamPath, parse};
 use ubtrfs_transaction::Job;
@@ -179,8 +180,11 @@ impl ReceiveSession<'_> {
             // Drops before the scope waits for the reader, also after a panic.
             let applier = ApplierRoom(&room);
             let room = &room;
-            scope.spawn(move || read_all(input, only_first, &send, &used, room));
+            let reads = start_helper(scope, move || read_all(input, only_first, &send, &used, room));
             let result = loop {
+                if !reads.is_thread() {
+                    break Err(Error::NoThread.into());
+                }
                 if let Err(error) = job.check() {
                     break Err(Error::from(error).into());
                 }

@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::thread;
 
 use parking_lot::{Condvar, Mutex};
+use ubtrfs_error::start_helper;
 use ubtrfs_format::Logical;
 use ubtrfs_format::item::Compression;
 use ubtrfs_stream::{EncodeError, StreamCommand, StreamVersion, encode, encode_with};
@@ -156,10 +157,11 @@ impl<'p> Pipeline<'p, '_> {
         let nr_readers = thread::available_parallelism().map_or(2, usize::from).clamp(1, READERS_MAX);
         let walked = thread::scope(|scope| {
             let _end = EndPipeline(&shared);
-            for _ in 0..nr_readers {
-                scope.spawn(|| shared.read_all());
+            let readers = (0..nr_readers).map(|_| start_helper(scope, || shared.read_all()).is_thread());
+            let has_readers = readers.fold(false, |one, other| one | other);
+            if !has_readers || !start_helper(scope, || shared.write_all(output, job)).is_thread() {
+                return Err(Error::NoThread);
             }
-            scope.spawn(|| shared.write_all(output, job));
             let mut pipeline =
                 Pipeline { shared: &shared, job, pending: Vec::new(), run: None, batch: StreamPart::default() };
             let walked = walk(&mut pipeline)?;

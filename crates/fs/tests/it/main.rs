@@ -20,6 +20,7 @@ mod leaf_fill;
 mod model;
 mod namespace;
 mod nested_snapshots;
+mod no_threads;
 mod old_ends;
 mod quota;
 mod quota_limits;

@@ -11,11 +11,10 @@
 //! - I2. All parallel applies read the delayed refs as they were before the first apply; new refs are appended after
 //!   the last apply.
 
-use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ubtrfs_error::Result;
+use ubtrfs_error::{Result, side_by_side};
 use ubtrfs_format::Generation;
 use ubtrfs_space::DelayedRefs;
 use ubtrfs_tree::Changes;
@@ -84,10 +83,7 @@ impl Engine {
             }
             Ok(done)
         };
-        let results: Vec<Result<Vec<NewRefs>>> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..nr_threads().min(jobs.len())).map(|_| scope.spawn(work)).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
-        });
+        let results = side_by_side((0..nr_threads().min(jobs.len())).map(|_| work));
         Ok(results.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
     }
 }

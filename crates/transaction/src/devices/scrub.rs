@@ -16,14 +16,13 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
-use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use ubtrfs_device::AlignedBuf;
-use ubtrfs_error::{Error, Result};
+use ubtrfs_error::{Error, Helper, Result, start_helper};
 use ubtrfs_format::item::{ChunkItem, ExtentFlags, ExtentItem};
 use ubtrfs_format::node::verify_block;
 use ubtrfs_format::{DevId, FormatError, Generation, Key, KeyType, Logical, Physical, RootId};
@@ -376,10 +375,9 @@ impl Engine {
             result
         };
         thread::scope(|scope| {
-            let threads: Vec<_> = (1..NR_THREADS).map(|_| scope.spawn(run)).collect();
+            let helpers: Vec<_> = (1..NR_THREADS).map(|_| start_helper(scope, run)).collect();
             let own = run();
-            let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
-            joined.fold(own, |first, result| first.and(result))
+            helpers.into_iter().map(Helper::join).fold(own, |first, result| first.and(result))
         })
     }
 

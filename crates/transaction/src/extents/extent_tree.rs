@@ -13,9 +13,8 @@
 //! I4. The batch is sorted: heads come sorted by bytenr, and all items of an extent have its bytenr as objectid.
 
 use std::collections::BTreeMap;
-use std::panic::resume_unwind;
 
-use ubtrfs_error::{Error, Result};
+use ubtrfs_error::{Error, Result, side_by_side};
 use ubtrfs_format::hash::extent_data_ref_hash;
 use ubtrfs_format::item::{ExtentDataRef, ExtentFlags, ExtentItem, InlineRef, TreeBlockInfo};
 use ubtrfs_format::node::{ITEM_HEAD_SIZE, LeafBuilder};
@@ -155,17 +154,12 @@ pub(crate) fn run_delayed_refs(
         return run_part(source, root, heads, config);
     }
     let part_len = heads.len().div_ceil(nr_parts);
-    let parts: Vec<Result<ExtentChanges>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..nr_parts)
-            .map(|_| {
-                let part: Vec<DelayedRefHead> = heads.by_ref().take(part_len).collect();
-                scope.spawn(move || run_part(source, root, part, config))
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    let works = (0..nr_parts).map(|_| {
+        let part: Vec<DelayedRefHead> = heads.by_ref().take(part_len).collect();
+        move || run_part(source, root, part, config)
     });
     let mut changes = ExtentChanges::default();
-    for part in parts {
+    for part in side_by_side(works) {
         let ExtentChanges { batch, added, removed, owners, charges } = part?;
         changes.batch.extend(batch);
         changes.added.extend(added);

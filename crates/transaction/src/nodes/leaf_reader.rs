@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use ubtrfs_device::AlignedBuf;
-use ubtrfs_error::Result;
+use ubtrfs_error::{Result, start_helper};
 use ubtrfs_format::Logical;
 use ubtrfs_tree::{Node, NodePtr, NodeSource};
 
@@ -57,7 +57,10 @@ impl<'s> LeafReader<'s> {
         let reader = Self { store, arrived_max, queue, arrived };
         std::thread::scope(|scope| {
             let _end = reader.queue.end_on_drop();
-            scope.spawn(|| reader.read_runs());
+            if !start_helper(scope, || reader.read_runs()).is_thread() {
+                // Nothing is read ahead (I1).
+                drop(reader.queue.end_on_drop());
+            }
             work(&reader)
         })
     }

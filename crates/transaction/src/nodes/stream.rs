@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Condvar, Mutex};
-use ubtrfs_error::{Error, Result};
+use ubtrfs_error::{Error, Result, start_helper};
 use ubtrfs_tree::Node;
 
 use crate::nodes::write::NodeWriter;
@@ -33,6 +33,8 @@ pub(crate) struct NodeStream<'e> {
     /// Signals that a piece was added or taken, or that the stream ends.
     changed: Condvar,
     failed: AtomicBool,
+    /// Whether the system started a writer. Otherwise [`NodeStream::push`] writes.
+    has_writers: AtomicBool,
 }
 
 #[derive(Default)]
@@ -52,11 +54,13 @@ impl<'e> NodeStream<'e> {
     /// Runs `make` with a stream that `make` can push nodes into. Returns after all pushed nodes are written. If both a
     /// write and `make` fail, returns the error of the write.
     pub(crate) fn with<T>(writer: NodeWriter<'e>, make: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
-        let stream = Self { writer, queue: Mutex::default(), changed: Condvar::new(), failed: AtomicBool::new(false) };
+        let (failed, has_writers) = (AtomicBool::new(false), AtomicBool::new(false));
+        let stream = Self { writer, queue: Mutex::default(), changed: Condvar::new(), failed, has_writers };
         let made = std::thread::scope(|scope| {
             let _end = EndNodeStream(&stream);
             for _ in 0..NR_WRITERS {
-                scope.spawn(|| stream.write_pieces());
+                let started = start_helper(scope, || stream.write_pieces()).is_thread();
+                stream.has_writers.fetch_or(started, Ordering::Relaxed);
             }
             make(&stream)
         });
@@ -70,12 +74,15 @@ impl<'e> NodeStream<'e> {
         usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(nodesize as usize).max(PIECE_NODES_MIN)
     }
 
-    /// Hands over a piece. Waits while the queue is full.
+    /// Hands over a piece. Waits while the queue is full. Writes the piece if there are no writers.
     pub(crate) fn push(&self, piece: Vec<Arc<Node>>) {
         debug_assert!(
             piece.iter().all(|node| !self.writer.store.is_dirty(node.bytenr())),
             "I1: a node that may still change is written"
         );
+        if !self.has_writers.load(Ordering::Relaxed) {
+            return self.write_piece(piece);
+        }
         let mut queue = self.queue.lock();
         while queue.pieces.len() >= QUEUE_PIECES && !self.has_failed() {
             self.changed.wait(&mut queue);
@@ -93,12 +100,16 @@ impl<'e> NodeStream<'e> {
 
     fn write_pieces(&self) {
         let _fail = FailNodeStream(self);
-        while let Some(mut piece) = self.next_piece() {
-            piece.sort_unstable_by_key(|node| node.bytenr());
-            match self.writer.write_runs(&piece, false) {
-                Ok(()) => self.writer.store.streamed(piece),
-                Err(error) => self.fail(Some(error)),
-            }
+        while let Some(piece) = self.next_piece() {
+            self.write_piece(piece);
+        }
+    }
+
+    fn write_piece(&self, mut piece: Vec<Arc<Node>>) {
+        piece.sort_unstable_by_key(|node| node.bytenr());
+        match self.writer.write_runs(&piece, false) {
+            Ok(()) => self.writer.store.streamed(piece),
+            Err(error) => self.fail(Some(error)),
         }
     }
 

@@ -1,10 +1,9 @@
 //! The number of threads that work on nodes at the same time, and [`work_off`] for work that waits for devices.
 
-use std::panic::resume_unwind;
 use std::sync::OnceLock;
 
 use parking_lot::Mutex;
-use ubtrfs_error::Result;
+use ubtrfs_error::{Result, side_by_side};
 use ubtrfs_format::clock::fixed_clock;
 
 /// Maximum number of threads that apply frozen items to trees at the same time, for all trees together. Running the
@@ -43,11 +42,7 @@ pub(crate) fn work_off<T: Send, S>(
     if nr_threads < 2 {
         return run();
     }
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..nr_threads).map(|_| scope.spawn(run)).collect();
-        let results = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
-        results.fold(Ok(()), Result::and)
-    })
+    side_by_side((0..nr_threads).map(|_| run)).into_iter().fold(Ok(()), Result::and)
 }
 
 /// Upper bound of [`nr_threads`] on any machine: more threads would only wait for the devices.

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use ubtrfs_device::AlignedBuf;
-use ubtrfs_error::Result;
+use ubtrfs_error::{Result, side_by_side};
 use ubtrfs_format::node::finish_block;
 use ubtrfs_format::{CsumType, Logical};
 use ubtrfs_tree::Node;
@@ -32,13 +32,7 @@ impl NodeWriter<'_> {
     pub(crate) fn write_nodes(&self, nodes: &[Arc<Node>]) -> Result<()> {
         let _write = self.stats.span(Span::WriteNodes);
         let share = nodes.len().div_ceil(nr_threads()).max(MIN_NODES_PER_WRITER);
-        std::thread::scope(|scope| {
-            let writers: Vec<_> =
-                nodes.chunks(share).map(|part| scope.spawn(move || self.write_runs(part, false))).collect();
-            writers
-                .into_iter()
-                .try_for_each(|writer| writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-        })
+        side_by_side(nodes.chunks(share).map(|part| move || self.write_runs(part, false))).into_iter().collect()
     }
 
     /// Writes nodes (sorted by address). If `all_copies` is set, a failed write of any copy is an error: at an address

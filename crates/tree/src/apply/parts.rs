@@ -18,10 +18,9 @@
 //!   roots.
 
 use std::ops::{AddAssign, Range};
-use std::panic::resume_unwind;
 use std::sync::Arc;
 
-use ubtrfs_error::Result;
+use ubtrfs_error::{Result, side_by_side};
 
 use super::child_run::ChildRun;
 use super::{Applier, ApplyStats, TouchedNode};
@@ -49,23 +48,19 @@ impl Applier<'_> {
             return self.walk_children(&root, 0..root.nritems(), &children, true);
         }
         let (source, batch, tree, last_address) = (self.source, self.batch, self.tree, self.last_address);
-        let parts: Vec<Result<AppliedPart>> = std::thread::scope(|scope| {
-            let mut threads = Vec::with_capacity(shares.len());
-            for (at, (share, sink)) in shares.iter().zip(sinks).enumerate() {
-                let from = if at == 0 { 0 } else { children[share.start].0 };
-                let to = shares.get(at.saturating_add(1)).map_or(root.nritems(), |next| children[next.start].0);
-                let (root, children) = (&root, &children[share.clone()]);
-                threads.push(scope.spawn(move || {
-                    let mut applier = Applier::new(source, &mut **sink, batch, tree, last_address);
-                    // The part leaves its pointers for the root in a run, which is joined with the runs of the other
-                    // parts.
-                    applier.top = root.level();
-                    applier.run_part(root, from..to, children, at == 0)
-                }));
+        let works = shares.iter().zip(sinks).enumerate().map(|(at, (share, sink))| {
+            let from = if at == 0 { 0 } else { children[share.start].0 };
+            let to = shares.get(at.saturating_add(1)).map_or(root.nritems(), |next| children[next.start].0);
+            let (root, children) = (&root, &children[share.clone()]);
+            move || {
+                let mut applier = Applier::new(source, &mut **sink, batch, tree, last_address);
+                // The part leaves its pointers for the root in a run, which is joined with the runs of the other
+                // parts.
+                applier.top = root.level();
+                applier.run_part(root, from..to, children, at == 0)
             }
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
         });
-        for part in parts {
+        for part in side_by_side(works) {
             let AppliedPart { children, stats } = part?;
             self.run_below(root.level()).append(children);
             self.stats.add_assign(stats);
