@@ -472,6 +472,7 @@ impl Fs {
 
     /// Writes the item of a balance, or removes it with `None`, and commits (I1).
     fn put_balance_item(&self, item: Option<&BalanceItem>) -> Result<()> {
+        self.engine.check_not_held()?;
         let roots = self.engine.tree(RootId::ROOT_TREE)?.ok_or(Error::NotFound)?;
         let purpose = if item.is_some() { MetadataPurpose::Change(1) } else { MetadataPurpose::Removal(1) };
         let reservation = self.context.reserve(purpose)?;

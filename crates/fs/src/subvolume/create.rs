@@ -247,6 +247,7 @@ impl Fs {
     /// opened for writing earlier.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) -> Result<()> {
         let _changing = self.context.begin_change()?;
+        self.engine.check_not_held()?;
         let _flags = self.subvolumes.lock_flags();
         let subvolume = self.subvolume(id)?;
         if subvolume.is_read_only() == read_only {
@@ -296,6 +297,7 @@ impl Fs {
         stime: Timespec,
     ) -> Result<(Generation, Timespec)> {
         let _changing = self.context.begin_change()?;
+        self.engine.check_not_held()?;
         let _flags = self.subvolumes.lock_flags();
         self.subvolume(id)?.check_writable()?;
         let _subvolumes = self.subvolumes.lock();
@@ -320,6 +322,7 @@ impl Fs {
     /// Sets the subvolume that a mount shows if no option names one, durable on return.
     pub fn set_default_subvolume(&self, id: RootId) -> Result<()> {
         let _changing = self.context.begin_change()?;
+        self.engine.check_not_held()?;
         let _subvolumes = self.subvolumes.lock();
         self.subvolume(id)?;
         let reservation = self.context.reserve(MetadataPurpose::Change(1))?;

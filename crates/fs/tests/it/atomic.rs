@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::io::Errno;
-use ubtrfs_device::Device;
-use ubtrfs_format::{Ino, RootId};
-use ubtrfs_fs::{Caller, Fs, InodeId, MountOptions, NewInode, SetAttr};
+use ubtrfs_device::{Device, MemoryDevice};
+use ubtrfs_format::{DevId, Ino, RootId};
+use ubtrfs_fs::{Caller, Fs, InodeId, Job, MountOptions, NewInode, QgroupId, QuotaKind, ReplaceRequest, SetAttr};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{
     Compare, Driver, FsTarget, Medium, MediumDevice, Model, RecordingDevice, Rng, TreeEntry, check_medium,
@@ -153,4 +153,59 @@ fn h2_a_transaction_that_the_memory_cannot_hold_is_refused() {
     fs.abort("a test".to_owned());
     drop(fs);
     assert_eq!(entries(device.content()).unwrap().len(), 1, "the root directory");
+}
+
+#[test]
+fn h2_work_that_commits_is_refused_before_it_changes_anything() {
+    let device = memory(256 << 20);
+    let fs = Fs::open(vec![Arc::clone(&device) as Arc<dyn Device>], MountOptions::default()).unwrap();
+    let sv = fs.create_subvolume(TOP, b"sv", &ROOT).unwrap().root;
+    let group = QgroupId::new(1, 7).unwrap();
+    for has_quotas in [false, true] {
+        if has_quotas {
+            fs.enable_quotas(QuotaKind::Full).unwrap();
+            fs.create_qgroup(group).unwrap();
+        }
+        let state = || {
+            let groups = has_quotas.then(|| fs.qgroups().unwrap());
+            let devices: Vec<_> = fs.space_usage().devices.iter().map(|device| device.devid).collect();
+            let flags = fs.subvolume_info(sv).unwrap().flags;
+            (fs.superblock().label().to_vec(), groups, devices, flags, fs.default_subvolume().unwrap())
+        };
+        let before = state();
+        let other = Arc::new(MemoryDevice::new(256 << 20));
+        other.write_at(1 << 20, b"not lost").unwrap();
+        fs.begin_atomic().unwrap();
+        let other_device = || Arc::clone(&other) as Arc<dyn Device>;
+        let replace = ReplaceRequest { devid: DevId(1), device: other_device(), avoids_source: false };
+        let job = Job::new();
+        let mut refused = vec![
+            errno(fs.set_label(b"new")),
+            errno(fs.set_subvolume_read_only(sv, true)),
+            errno(fs.set_default_subvolume(sv)),
+            errno(fs.add_device(other_device(), &job)),
+            errno(fs.replace_device(&replace, &job)),
+            errno(fs.resize_device(DevId(1), 200 << 20, &job)),
+        ];
+        match has_quotas {
+            false => refused.push(errno(fs.enable_quotas(QuotaKind::Full))),
+            true => refused.extend([
+                errno(fs.disable_quotas()),
+                errno(fs.create_qgroup(QgroupId::new(1, 8).unwrap())),
+                errno(fs.limit_qgroup(group, Some(Some(1 << 20)), None)),
+                errno(fs.destroy_qgroup(group)),
+            ]),
+        }
+        assert!(refused.iter().all(|errno| *errno == Errno::INVAL), "{refused:?}");
+        fs.create(TOP, format!("file{has_quotas}").as_bytes(), NewInode::file(0o644), &ROOT).unwrap();
+        fs.commit_atomic().unwrap();
+        assert_eq!(state(), before);
+        let mut kept = [0; 8];
+        other.read_at(1 << 20, &mut kept).unwrap();
+        assert_eq!(&kept, b"not lost");
+        fs.set_label(b"").unwrap();
+    }
+    fs.close().unwrap();
+    drop(fs);
+    check_medium(&device.content()).unwrap();
 }

@@ -22,6 +22,7 @@ impl Engine {
     /// the device has not joined, but may have lost its content.
     pub fn add_device(&self, device: Arc<dyn Device>, job: &Job) -> Result<DevId> {
         self.check_writable()?;
+        self.check_not_held()?;
         let _alone = self.device_changes.begin(job)?;
         let item = self.volumes.new_dev_item(device.as_ref())?;
         check_new_device(device.as_ref(), &item)?;

@@ -33,6 +33,7 @@ impl Engine {
     /// everything was moved are removed.
     pub fn remove_devices(&self, devids: &[DevId], job: &Job) -> Result<()> {
         self.check_writable()?;
+        self.check_not_held()?;
         let _alone = self.device_changes.begin(job)?;
         self.check_enough_devices_without(devids)?;
         devids.iter().for_each(|devid| self.volumes.limit_device(*devid, Some(0)));

@@ -64,6 +64,7 @@ impl Engine {
         found: &(dyn Fn(ScrubFinding) + Sync),
     ) -> Result<()> {
         self.check_writable()?;
+        self.check_not_held()?;
         let _alone = self.device_changes.begin(job)?;
         let (devid, device) = (request.devid, &request.device);
         self.refuse_seed(devid, "replaced")?;
@@ -138,6 +139,7 @@ impl Engine {
     /// [`Error::Cancelled`] while the call waits for another change of devices; an error of a commit.
     pub fn cancel_suspended_replacement(&self, job: &Job) -> Result<bool> {
         self.check_writable()?;
+        self.check_not_held()?;
         let _alone = self.device_changes.begin_beside_suspended(job)?;
         let Some(suspended) = self.suspended_replacement() else { return Ok(false) };
         self.give_up(DevReplaceItem { replace_state: DevReplaceItem::CANCELED, ..suspended.item })?;

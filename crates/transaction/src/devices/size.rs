@@ -64,6 +64,7 @@ impl Engine {
     /// in their new places.
     pub fn resize_device(&self, devid: DevId, len_bytes: u64, job: &Job) -> Result<()> {
         self.abort_state.check_not_aborted()?;
+        self.check_not_held()?;
         let _alone = self.device_changes.begin(job)?;
         self.refuse_seed(devid, "resized")?;
         let (now, has) = self.device_size(devid)?;

@@ -17,6 +17,7 @@ impl Engine {
             return Err(Error::Refused { what, hint: "choose a label of at most 255 bytes without zero bytes" });
         }
         self.check_writable()?;
+        self.check_not_held()?;
         let mut field = [0; LABEL_SIZE];
         field[..label.len()].copy_from_slice(label);
         self.commit_state.note_label(field);

@@ -62,6 +62,7 @@ impl Engine {
     /// [`Error::Refused`] if quotas of the other kind are enabled; as for [`Engine::commit`].
     pub fn enable_quotas(&self, kind: QuotaKind) -> Result<()> {
         self.check_writable()?;
+        self.check_not_held()?;
         if !self.quotas.is_on() && self.tree(RootId::QUOTA_TREE)?.is_some() {
             // Remove a quota tree that is not in use, for example because it could not be read.
             self.disable_quotas()?;
@@ -107,6 +108,7 @@ impl Engine {
     /// As for [`Engine::commit`].
     pub fn disable_quotas(&self) -> Result<()> {
         self.check_writable()?;
+        self.check_not_held()?;
         {
             let _work = self.commit_state.lock();
             if self.tree(RootId::QUOTA_TREE)?.is_none() {
@@ -356,6 +358,7 @@ impl Engine {
     /// Changes the state of quotas under the commit lock, and commits the change.
     fn change_quotas(&self, change: impl FnOnce(&mut QuotaState, Generation) -> Result<()>) -> Result<()> {
         self.check_writable()?;
+        self.check_not_held()?;
         {
             let _work = self.commit_state.lock();
             let mut state = self.quotas.lock();
