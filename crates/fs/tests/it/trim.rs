@@ -6,10 +6,12 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ubtrfs_device::{Device, MemoryDevice};
 use ubtrfs_format::RootId;
-use ubtrfs_fs::{Caller, Fs, InodeId, Job, NewInode, SendRequest};
+use ubtrfs_fs::{Caller, Fs, InodeId, Job, MountOptions, NewInode, SendRequest};
 use ubtrfs_testkit::{Image, Rng, btrfs_check, capability};
 
 use crate::common::open;
@@ -201,6 +203,16 @@ fn a_trim_returns_the_space_of_removed_files() {
     let fs = open(&image, "");
     let content = fs.read(fs.lookup(TOP, b"kept").unwrap().id, 0, 5 << 20).unwrap();
     assert!(content.len() == 5 << 20 && content.iter().all(|byte| *byte == 1));
+    fs.close().unwrap();
+}
+
+/// Without a limit of pieces, this takes a quarter of an hour.
+#[test]
+fn a_trim_of_a_device_of_an_exbibyte_ends() {
+    let device = Arc::new(MemoryDevice::new(1 << 60));
+    ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+    let fs = Fs::open(vec![Arc::clone(&device) as Arc<dyn Device>], MountOptions::default()).unwrap();
+    assert!(trim(&fs) > (1 << 60) - (4 << 30));
     fs.close().unwrap();
 }
 

@@ -18,8 +18,11 @@ use crate::race::race_point;
 
 /// Maximum bytes of a piece. A piece is discarded in one request and cannot be allocated during that request.
 const PIECE_BYTES: u64 = 64 << 20;
-/// Maximum bytes of a piece of device space without chunks. No chunk is placed while a piece is discarded.
+/// Bytes of a piece of device space without chunks, on devices of less than 64 TiB. No chunk is placed while a piece is
+/// discarded.
 const HOLE_PIECE_BYTES: u64 = 1 << 30;
+/// The most pieces of such a space: a device may say that it is as large as can be.
+const HOLE_PIECES_MAX: u64 = 64 << 10;
 /// If a piece cannot be reserved, smaller pieces are tried, down to this number of bytes.
 const PIECE_BYTES_MIN: u64 = 1 << 20;
 
@@ -74,9 +77,10 @@ impl Engine {
         }
         for (devid, hole) in self.volumes.unallocated_ranges() {
             let mut at = hole.start;
+            let piece = hole.end.saturating_sub(at).div_ceil(HOLE_PIECES_MAX).next_multiple_of(HOLE_PIECE_BYTES);
             while at < hole.end {
                 job.check()?;
-                let end = hole.end.min(at.saturating_add(HOLE_PIECE_BYTES));
+                let end = hole.end.min(at.saturating_add(piece));
                 // I2
                 let _making = self.pending_chunks.lock_making();
                 trimmed = trimmed.saturating_add(self.volumes.discard_unallocated(devid, at..end)?);
