@@ -3,13 +3,15 @@
 //! - I1. Paths never lead out of the filesystem: `..` stops at its root.
 
 use std::collections::HashSet;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
 use anyhow::bail;
 use ubtrfs_format::Ino;
 use ubtrfs_format::item::is_entry_name;
 pub use ubtrfs_format::print::escaped as printable;
-use ubtrfs_fs::{Fs, InodeId};
+use ubtrfs_fs::{Fs, InodeId, mode};
 
 /// Returns the names of a path, without empty names and `.`; `..` removes the name before it (I1).
 pub fn normal_names(path: &[u8]) -> Vec<&[u8]> {
@@ -34,11 +36,31 @@ pub fn join(names: &[&[u8]]) -> Vec<u8> {
 /// Returns the path of a name in a directory.
 pub fn child_path(dir: &[u8], name: &[u8]) -> Vec<u8> {
     let mut path = dir.to_vec();
+    push_name(&mut path, name);
+    path
+}
+
+/// Adds a name to a path.
+pub fn push_name(path: &mut Vec<u8>, name: &[u8]) {
     if !path.ends_with(b"/") {
         path.push(b'/');
     }
     path.extend(name);
-    path
+}
+
+/// A name for a file that is not complete yet.
+pub fn temporary_name() -> Vec<u8> {
+    format!(".ubtrfs-{}", uuid::Uuid::new_v4().simple()).into_bytes()
+}
+
+/// The type bits of a mode.
+pub fn type_of(mode: u32) -> u32 {
+    mode & mode::TYPE
+}
+
+/// Converts bytes to a path of the host.
+pub fn os_string(bytes: &[u8]) -> OsString {
+    OsString::from_vec(bytes.to_vec())
 }
 
 /// An entry of a directory.

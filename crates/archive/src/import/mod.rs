@@ -31,7 +31,7 @@ use crate::glob::matches;
 use crate::tar::input::ArchiveInput;
 use crate::tar::read::ArchiveReader;
 use crate::tar::{ArchiveMember, MemberKind, acl};
-use crate::walk::{join, normal_names, printable, shown};
+use crate::walk::{join, normal_names, printable, shown, temporary_name};
 use crate::{ArchiveMessage, Watch};
 
 /// An archive whose first header has been read.
@@ -264,10 +264,6 @@ struct ImportedInode {
     /// The temporary name of the inode, if a file with the member's name exists. The complete inode replaces this file
     /// and takes its name.
     temporary: Option<Vec<u8>>,
-}
-
-fn temporary_name() -> Vec<u8> {
-    format!(".ubtrfs-{}", uuid::Uuid::new_v4().simple()).into_bytes()
 }
 
 struct Import<'a> {

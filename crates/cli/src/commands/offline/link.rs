@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use ubtrfs_fs::{Attr, Caller, Error, Fs, InodeId, NewInode, RenameFlags};
 
-use super::target::{OperandTarget, temporary_name};
-use super::{ImageOptions, ImagePath, ImageUse, is_same_image, lookup, lookup_parent, with_image};
+use super::target::OperandTarget;
+use super::{ImageOptions, ImagePath, ImageUse, is_same_image, lookup, lookup_parent, temporary_name, with_image};
 use crate::common::{Shown, calling_user, each};
 
 /// Make links in an image

@@ -32,20 +32,21 @@ pub(crate) mod touch;
 mod walk;
 pub(crate) mod xattr;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 
 use anyhow::{Context, bail};
 pub(crate) use ubtrfs_archive::walk::{
-    COPY_LEN, DirName, VisitedDirs, child_path, data_ranges, join, normal_names, read_names, read_pieces,
+    COPY_LEN, DirName, VisitedDirs, child_path, data_ranges, join, normal_names, os_string, push_name, read_names,
+    read_pieces, temporary_name, type_of,
 };
 use ubtrfs_control::{Channel, ImageWork};
 use ubtrfs_device::{Access, Device, MissedChanges, NamedDevice, OpenError, find_members, is_seed, is_url, lock_order};
-use ubtrfs_fs::{Attr, DeviceSummary, Fs, InodeId, MemberState, MountOptions, Rescue, find_devices, mode};
+use ubtrfs_fs::{Attr, DeviceSummary, Fs, InodeId, MemberState, MountOptions, Rescue, find_devices};
 
 use super::committed::refuse_foreign;
 use super::place::{await_server, find_own, is_in_mount, is_same_file, refuse_names_of_others};
@@ -581,14 +582,6 @@ pub(crate) fn refuse_dots(at: &ImagePath, verb: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Adds a name to a path.
-fn push_name(path: &mut Vec<u8>, name: &[u8]) {
-    if !path.ends_with(b"/") {
-        path.push(b'/');
-    }
-    path.extend(name);
-}
-
 /// Whether two paths of the host name one image.
 fn is_same_image(one: &Path, other: &Path) -> bool {
     match (identity_of(one), identity_of(other)) {
@@ -601,16 +594,6 @@ fn is_same_image(one: &Path, other: &Path) -> bool {
 fn identity_of(path: &Path) -> Option<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
-}
-
-/// The type bits of a mode.
-pub(crate) fn type_of(mode: u32) -> u32 {
-    mode & mode::TYPE
-}
-
-/// Converts bytes to a path of the host.
-pub(crate) fn os_string(bytes: &[u8]) -> OsString {
-    OsString::from_vec(bytes.to_vec())
 }
 
 #[cfg(test)]

@@ -17,11 +17,12 @@ use super::copy::copy_for_move;
 use super::edit::remove_tree;
 use super::operands::worst;
 use super::pattern::expand;
-use super::target::{OperandTarget, temporary_name};
+use super::target::OperandTarget;
 use super::text::printable;
 use super::walk::walk;
 use super::{
-    ImageOptions, ImagePath, ImageUse, child_path, is_same_image, lookup_parent, read_names, refuse_dots, with_image,
+    ImageOptions, ImagePath, ImageUse, child_path, is_same_image, lookup_parent, read_names, refuse_dots,
+    temporary_name, with_image,
 };
 use crate::common::{Shown, each};
 

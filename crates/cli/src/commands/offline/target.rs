@@ -63,8 +63,3 @@ impl<'t> OperandTarget<'t> {
         ImagePath { image: at.image.clone(), path }
     }
 }
-
-/// A name for a file that is not complete yet.
-pub(super) fn temporary_name() -> Vec<u8> {
-    format!(".ubtrfs-{}", uuid::Uuid::new_v4().simple()).into_bytes()
-}

@@ -16,9 +16,10 @@ use ubtrfs_fs::{
 };
 
 use super::super::pattern::expand;
-use super::super::target::temporary_name;
 use super::super::text::printable;
-use super::super::{ImagePath, child_path, data_ranges, join, normal_names, read_names, read_pieces, type_of};
+use super::super::{
+    ImagePath, child_path, data_ranges, join, normal_names, read_names, read_pieces, temporary_name, type_of,
+};
 use super::dir_chain::DirChain;
 use super::new_flags::{NewFlags, flags_at};
 use super::new_subvolume::CopiedSubvolume;
