@@ -4,6 +4,8 @@
 //! - `export`: writes a directory or file as an archive.
 //! - `tar`: the archive format (ustar, GNU, pax), and compression.
 //! - [`glob`]: patterns of names, shared with the command line.
+//! - [`host_file`]: files of the host that are written, shared with the command line; [`unfinished`]: their temporary
+//!   names.
 //! - [`walk`]: paths, names and data of files, shared with the command line.
 //!
 //! Archives and images are untrusted input: `import` changes nothing outside of its target directory, and `export`
@@ -13,8 +15,10 @@
 
 mod export;
 pub mod glob;
+pub mod host_file;
 mod import;
 mod tar;
+pub mod unfinished;
 pub mod walk;
 
 pub use export::{ExportOptions, ExportReport, export};

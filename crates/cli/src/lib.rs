@@ -14,7 +14,6 @@
 mod columns;
 mod commands;
 mod common;
-mod host_file;
 mod interrupt;
 mod job;
 mod logging;

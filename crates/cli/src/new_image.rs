@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use rustix::fs::{Mode, OFlags};
+use ubtrfs_archive::host_file::TemporaryName;
 use ubtrfs_device::{FileDevice, OpenError};
 
 use crate::commands::place::{find_own, has_proc};
 use crate::common::Shown;
-use crate::host_file::TemporaryName;
 
 /// A new image file, which is removed if it is dropped without `keep`.
 pub(crate) struct NewImage {

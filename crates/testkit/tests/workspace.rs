@@ -52,11 +52,11 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("ubtrfs-remote", &[]),
-    ("ubtrfs-archive", &["ubtrfs-format", "ubtrfs-error", "ubtrfs-fs"]),
     (
         "ubtrfs-control",
         &["ubtrfs-format", "ubtrfs-stream", "ubtrfs-error", "ubtrfs-device", "ubtrfs-transaction", "ubtrfs-fs"],
     ),
+    ("ubtrfs-archive", &["ubtrfs-format", "ubtrfs-error", "ubtrfs-device", "ubtrfs-fs", "ubtrfs-control"]),
     (
         "ubtrfs-fuse",
         &["ubtrfs-format", "ubtrfs-error", "ubtrfs-device", "ubtrfs-transaction", "ubtrfs-fs", "ubtrfs-control"],

@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use ubtrfs_archive::host_file::HostFile;
 use ubtrfs_control::{Channel, filesystem};
 use ubtrfs_device::{Access, Device, OpenError, is_object_url, is_url};
 use ubtrfs_format::DevId;
@@ -39,7 +40,6 @@ use self::options::Trust;
 use super::offline::{device_notes, not_opened, open_devices};
 use super::place::{await_server, refuse_names_of_others};
 use crate::common::{Shown, parse_memory, parse_size, print_error, warn};
-use crate::host_file::HostFile;
 use crate::logging;
 use crate::new_image::NewImage;
 

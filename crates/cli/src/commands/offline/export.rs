@@ -9,13 +9,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use ubtrfs_archive::host_file::HostFile;
 use ubtrfs_archive::{ArchiveCompression, ArchiveMessage, Compressor, ExportOptions};
 use ubtrfs_fs::{Attr, Fs, MountOptions};
 
 use super::text::printable;
 use super::{ImageOptions, ImagePath, ImagePathParser, ImageUse, lookup, with_image};
 use crate::common::{Shown, print_error, progress_bytes, stdout, warn};
-use crate::host_file::HostFile;
 
 /// Write a directory of an image as a tar archive
 #[derive(clap::Args)]

@@ -15,6 +15,7 @@ use std::time::Instant;
 use anyhow::{Context, anyhow, bail};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use ubtrfs_archive::host_file::{directory_of_new, find_target};
 use ubtrfs_control::{Channel, CommandFailure, Request as AnyRequest, reopen, send};
 use ubtrfs_format::item::RootFlags;
 use ubtrfs_fs::SubvolumeInfo;
@@ -22,7 +23,6 @@ use ubtrfs_fs::SubvolumeInfo;
 use super::offline::{ImageOptions, ImageUse};
 use super::place::{CommandTarget, open, with_channel};
 use crate::common::{OUTPUT_LOST, Shown, format_size, print_err, reader_gone};
-use crate::host_file::{directory_of_new, find_target};
 use crate::job::with_progress_by;
 
 /// Send read-only subvolumes as a stream

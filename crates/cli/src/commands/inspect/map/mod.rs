@@ -11,6 +11,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use serde_json::{Value, json};
+use ubtrfs_archive::host_file::HostFile;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::print::{escaped, insert_name};
 
@@ -20,7 +21,6 @@ use crate::commands::committed::Committed;
 use crate::commands::filesystem::names;
 use crate::commands::offline::with_members;
 use crate::common::{OUTPUT_LOST, Shown, format_size, print_json, print_out, stdout, warn};
-use crate::host_file::HostFile;
 
 /// Show which parts of the devices are in use, how full block groups are, and which files lie in most pieces
 #[derive(clap::Args)]

@@ -17,13 +17,13 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
+use ubtrfs_archive::walk::check_name;
 use ubtrfs_format::item::Timespec;
 
 use super::super::os_string;
 use super::dir_chain::DirChain;
 use super::host::xattrs_at;
 use super::{SourceInfo, XattrList};
-use crate::host_file;
 
 /// A directory, with the directories below it that were opened last.
 pub(super) struct Beneath {
@@ -48,7 +48,7 @@ impl Beneath {
             Some(at) => (&path[..at], &path[at + 1..]),
             None => (&b""[..], path),
         };
-        host_file::check_name(name)?;
+        check_name(name)?;
         if dir.is_empty() {
             return Ok((Arc::clone(&self.base), name));
         }
@@ -96,7 +96,7 @@ fn open_beneath(base: &OwnedFd, path: &[u8]) -> anyhow::Result<OwnedFd> {
         Err(Errno::NOSYS | Errno::PERM | Errno::NAMETOOLONG) => {
             let mut dir: Option<OwnedFd> = None;
             for name in path.split(|byte| *byte == b'/') {
-                host_file::check_name(name)?;
+                check_name(name)?;
                 dir = Some(rustix::fs::openat(dir.as_ref().unwrap_or(base), name, flags, Mode::empty())?);
             }
             dir.context("no path")

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use rustix::fs::{AtFlags, CWD, Dev, FileType, Gid, Mode, OFlags, SeekFrom, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
+use ubtrfs_archive::host_file::{self, HostFile};
 use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::{InodeId, mode};
 
@@ -27,7 +28,6 @@ use super::beneath::{Beneath, SourceTree, open_regular};
 use super::read_ahead::ReadAhead;
 use super::{CopiedAttributes, From, PieceCallback, SourceInfo, Times, To, XattrList};
 use crate::common::{Shown, warn};
-use crate::host_file::{self, HostFile};
 
 /// Files of the host as the source.
 #[derive(Default)]

@@ -3,8 +3,8 @@
 //! Invariants:
 //! - I1. A regular file gets its name only when it is complete. The file is written under a temporary name in the same
 //!   directory, and [`HostFile::keep`] renames the file. Until the renaming, an existing file keeps its content.
-//!   Without `keep`, or when the program is interrupted, the temporary file is removed; when the program is killed, it
-//!   remains.
+//!   Without `keep`, or when the program is interrupted and calls [`crate::unfinished::remove_all`], the temporary file
+//!   is removed; when the program is killed, it remains.
 //! - I2. An image in use is never written, under any path that leads to it.
 //! - I3. Devices, FIFOs, and files named as open files of a process (such as `/dev/stdout`) are written in place, never
 //!   removed or replaced.
@@ -26,17 +26,19 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 use ubtrfs_control::{InMountOfOther, Way, find_file, reopen};
 
-use crate::common::Shown;
-use crate::interrupt::{self, RegisteredFile};
+use crate::unfinished::{self, RegisteredFile};
+use crate::walk::{check_name, shown};
 
 /// A host file that is being written.
-pub(crate) struct HostFile {
+#[derive(Debug)]
+pub struct HostFile {
     file: File,
     place: HostOutput,
     /// The number of bytes written so far. Used only for files that are written in order.
     written: u64,
 }
 
+#[derive(Debug)]
 enum HostOutput {
     /// A device, a FIFO, or an open file of a process (such as `/dev/stdout`), written in order.
     Direct,
@@ -45,7 +47,8 @@ enum HostOutput {
 }
 
 /// A file under a temporary name beside its final name (I1).
-pub(crate) struct TemporaryName {
+#[derive(Debug)]
+pub struct TemporaryName {
     dir: Arc<OwnedFd>,
     temporary: String,
     name: Vec<u8>,
@@ -57,20 +60,20 @@ pub(crate) struct TemporaryName {
 
 impl TemporaryName {
     /// Calls `make` with a temporary name, for a file that will later be renamed to `name` in this directory.
-    pub(crate) fn make<T, E>(
+    pub fn make<T, E>(
         dir: &Arc<OwnedFd>,
         name: &[u8],
         replaces: bool,
         make: impl FnOnce(&str) -> Result<T, E>,
     ) -> Result<(T, Self), E> {
         let temporary = format!(".ubtrfs-{}", uuid::Uuid::new_v4().simple());
-        let (made, noted) = interrupt::make(dir, &temporary, || make(&temporary))?;
+        let (made, noted) = unfinished::make(dir, &temporary, || make(&temporary))?;
         let (dir, name) = (Arc::clone(dir), name.to_vec());
         Ok((made, Self { dir, temporary, name, replaces, kept: false, _noted: noted }))
     }
 
     /// Renames the complete file to its final name.
-    pub(crate) fn keep(mut self) -> io::Result<()> {
+    pub fn keep(mut self) -> io::Result<()> {
         let (dir, from, to) = (self.dir.as_fd(), self.temporary.as_str(), self.name.as_slice());
         let flags = if self.replaces { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         match rustix::fs::renameat_with(dir, from, dir, to, flags) {
@@ -95,8 +98,8 @@ impl Drop for TemporaryName {
 
 impl HostFile {
     /// Opens the file that a user named. Symbolic links are followed.
-    pub(crate) fn named(path: &Path, mode: u32) -> anyhow::Result<Self> {
-        let shown = path.shown();
+    pub fn named(path: &Path, mode: u32) -> anyhow::Result<Self> {
+        let shown = shown(path);
         if path.as_os_str().as_bytes().ends_with(b"/") && !path.exists() {
             bail!("{shown} is not a directory; make it first, or omit the final slash");
         }
@@ -135,7 +138,7 @@ impl HostFile {
     }
 
     /// Opens a name in a directory; a symbolic link of that name is replaced (I4).
-    pub(crate) fn in_dir(dir: &Arc<OwnedFd>, name: &[u8], mode: u32) -> anyhow::Result<Self> {
+    pub fn in_dir(dir: &Arc<OwnedFd>, name: &[u8], mode: u32) -> anyhow::Result<Self> {
         check_name(name)?;
         let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let stat = match rustix::fs::statat(&**dir, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -179,17 +182,17 @@ impl HostFile {
     }
 
     /// Whether the file is written in place instead of being replaced.
-    pub(crate) fn is_direct(&self) -> bool {
+    pub fn is_direct(&self) -> bool {
         matches!(self.place, HostOutput::Direct)
     }
 
     /// Returns the open file, for a caller that writes the whole file in order without `write_at`.
-    pub(crate) fn file(&self) -> &File {
+    pub fn file(&self) -> &File {
         &self.file
     }
 
     /// Writes a piece. Pieces must be written in ascending order; ranges between them read as zeros.
-    pub(crate) fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         match self.place {
             HostOutput::Direct => {
                 self.write_zeros_up_to(offset)?;
@@ -202,7 +205,7 @@ impl HostFile {
     }
 
     /// Sets the file's size after all pieces are written.
-    pub(crate) fn set_size(&mut self, size: u64) -> io::Result<()> {
+    pub fn set_size(&mut self, size: u64) -> io::Result<()> {
         match self.place {
             HostOutput::Direct => self.write_zeros_up_to(size),
             _ => self.file.set_len(size),
@@ -220,7 +223,7 @@ impl HostFile {
     }
 
     /// Makes the data durable. Does nothing for a file that is written in place.
-    pub(crate) fn sync(&self) -> io::Result<()> {
+    pub fn sync(&self) -> io::Result<()> {
         match self.place {
             HostOutput::Direct => Ok(()),
             _ => self.file.sync_all(),
@@ -228,7 +231,7 @@ impl HostFile {
     }
 
     /// Gives the complete file its name (I1).
-    pub(crate) fn keep(self) -> io::Result<()> {
+    pub fn keep(self) -> io::Result<()> {
         match self.place {
             HostOutput::Direct => Ok(()),
             HostOutput::New(name) => name.keep(),
@@ -248,15 +251,10 @@ impl Write for HostFile {
     }
 }
 
-/// Fails for names that could lead out of a directory.
-pub(crate) fn check_name(name: &[u8]) -> anyhow::Result<()> {
-    ubtrfs_archive::walk::check_name(name)
-}
-
 /// Fails for an image that a process has open or the kernel has mounted (I2). Pipes, sockets and character devices are
 /// always accepted.
-pub(crate) fn refuse_in_use(file: &File, path: &Path) -> anyhow::Result<()> {
-    let kind = file.metadata().with_context(|| path.shown())?.file_type();
+pub fn refuse_in_use(file: &File, path: &Path) -> anyhow::Result<()> {
+    let kind = file.metadata().with_context(|| shown(path))?.file_type();
     if kind.is_file() || kind.is_block_device() {
         ubtrfs_device::refuse_in_use(file, path)?;
     }
@@ -264,8 +262,8 @@ pub(crate) fn refuse_in_use(file: &File, path: &Path) -> anyhow::Result<()> {
 }
 
 /// Finds the file at a path that is to be written (I5). `None` if it does not exist.
-pub(crate) fn find_target(path: &Path) -> anyhow::Result<Option<OwnedFd>> {
-    let shown = path.shown();
+pub fn find_target(path: &Path) -> anyhow::Result<Option<OwnedFd>> {
+    let shown = shown(path);
     match find_file(path, InMountOfOther::StayInside) {
         Ok(Way::To(found)) => Ok(Some(found)),
         Ok(Way::Nowhere) => match std::fs::metadata(path) {
@@ -285,25 +283,25 @@ pub(crate) fn find_target(path: &Path) -> anyhow::Result<Option<OwnedFd>> {
 }
 
 /// Works like [`directory_of`], for a name that does not exist.
-pub(crate) fn directory_of_new(path: &Path) -> anyhow::Result<(Arc<OwnedFd>, &[u8])> {
+pub fn directory_of_new(path: &Path) -> anyhow::Result<(Arc<OwnedFd>, &[u8])> {
     if std::fs::symlink_metadata(path).is_ok() {
-        bail!("{} is a symbolic link that leads nowhere; remove it first", path.shown());
+        bail!("{} is a symbolic link that leads nowhere; remove it first", shown(path));
     }
     directory_of(path)
 }
 
 /// Opens the directory of a path's last name. Returns the directory and the name.
-pub(crate) fn directory_of(path: &Path) -> anyhow::Result<(Arc<OwnedFd>, &[u8])> {
+fn directory_of(path: &Path) -> anyhow::Result<(Arc<OwnedFd>, &[u8])> {
     let name = path
         .file_name()
-        .with_context(|| format!("{} does not name a file; give a path that ends in a name", path.shown()))?;
+        .with_context(|| format!("{} does not name a file; give a path that ends in a name", shown(path)))?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok((Arc::new(open_dir(dir)?), name.as_bytes()))
 }
 
 /// Opens a directory that a user named.
-pub(crate) fn open_dir(path: &Path) -> anyhow::Result<OwnedFd> {
-    let shown = path.shown();
+pub fn open_dir(path: &Path) -> anyhow::Result<OwnedFd> {
+    let shown = shown(path);
     let not_a_directory = || anyhow::anyhow!("{shown} is not a directory; check the path");
     let found = find_target(path).map_err(|error| match error.downcast_ref::<io::Error>().map(io::Error::kind) {
         Some(io::ErrorKind::NotADirectory) => not_a_directory(),
