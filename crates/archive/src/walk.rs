@@ -145,7 +145,7 @@ pub fn read_pieces(
 }
 
 /// The text of a path of the host.
-pub(crate) fn shown(path: &Path) -> String {
+pub fn shown(path: &Path) -> String {
     printable(path.as_os_str().as_encoded_bytes())
 }
 

@@ -125,6 +125,8 @@ fn remedy(line: &str) -> &'static str {
         "; remove files, or make the filesystem larger: ubtrfs filesystem resize"
     } else if line.ends_with("disk quota exceeded") {
         "; remove files, or raise the limit that 'ubtrfs qgroup show -r' shows: ubtrfs qgroup limit"
+    } else if line.ends_with(" is not a valid user and group") {
+        "; copy it without -p, or with --owner"
     } else if line.contains("data sector: checksum is ") {
         "; repair it from another copy: ubtrfs scrub start, or read it as it is: -o ro,rescue=ignoredatacsums"
     } else {

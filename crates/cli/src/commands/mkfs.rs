@@ -31,13 +31,14 @@ use uuid::Uuid;
 
 use super::filesystem::shrink_image;
 use super::inspect;
-use super::offline::copy::FillOptions;
-use super::offline::copy::new_flags::{self, NewFlags};
-use super::offline::copy::new_subvolume::{self, CopiedSubvolume};
-use super::offline::copy::owners::{IdRange, OwnerMap, parse_range};
+use super::offline::copy::{
+    CopiedSubvolume, CopyMessage, CopyOptions, IdRange, NewFlags, OwnerMap, UnmappedOwner, copy_from_host,
+};
+use super::offline::cp::{image_of, printer};
+use super::offline::fill_options::{check_flags, check_subvolumes, parse_flags, parse_range, parse_subvolume};
 use super::offline::import::parse_owner;
 use super::offline::text::printable;
-use super::offline::{ImageUse, copy, open_device, with_devices};
+use super::offline::{ImageUse, identity_of, open_device, with_devices};
 use crate::common::{Shown, calling_user, format_size, parse_size, print_json, print_out, warn};
 use crate::new_image::NewImage;
 
@@ -90,11 +91,11 @@ pub(crate) struct Args {
     rootdir: Option<PathBuf>,
     /// With --rootdir, make this directory a subvolume: [TYPE:]PATH, where TYPE is rw (default), ro, default or
     /// default-ro. Can be given several times.
-    #[arg(short = 'u', long = "subvol", value_name = "[TYPE:]PATH", value_parser = new_subvolume::parse, requires = "rootdir")]
+    #[arg(short = 'u', long = "subvol", value_name = "[TYPE:]PATH", value_parser = parse_subvolume, requires = "rootdir")]
     subvolumes: Vec<CopiedSubvolume>,
     /// With --rootdir, set flags of a file, or of all files below a directory: nodatacow, or nodatasum. Can be given
     /// several times.
-    #[arg(long, value_name = "FLAGS:PATH", value_parser = new_flags::parse, requires = "rootdir")]
+    #[arg(long, value_name = "FLAGS:PATH", value_parser = parse_flags, requires = "rootdir")]
     inode_flags: Vec<NewFlags>,
     /// With --rootdir, the owner of all files.
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner, requires = "rootdir",
@@ -160,8 +161,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
             options.root_owner = (meta.uid(), meta.gid());
         }
         refuse_inside(path, dir)?;
-        new_subvolume::check(&args.subvolumes, dir)?;
-        new_flags::check(&args.inode_flags, dir)?;
+        check_subvolumes(&args.subvolumes, dir)?;
+        check_flags(&args.inode_flags, dir)?;
     }
     let mut targets = Vec::new();
     for path in &args.devices {
@@ -393,15 +394,25 @@ fn enable_quotas(image: &Path, devices: &[Arc<UnfinishedDevice>], kind: QuotaKin
 /// Copies a directory into the new filesystem, and returns the number of files that were not copied (I3).
 fn fill(args: &Args, target: &MkfsTarget, device: Arc<dyn Device>, dir: &Path) -> anyhow::Result<u64> {
     let fill = |fs: &Fs| {
-        let owners = OwnerMap { users: &args.map_users, groups: &args.map_groups };
-        let (subvolumes, flags) = (&args.subvolumes, &args.inode_flags);
-        let options = FillOptions { subvolumes, flags, owner: args.owner, owners };
-        let nr_failed = copy::fill(fs, target.path(), target.named_path(), dir, options)?;
+        let owners = OwnerMap { users: args.map_users.clone(), groups: args.map_groups.clone() };
+        let options = CopyOptions { owner: args.owner, owners, ..CopyOptions::default() };
+        // A new image has a temporary path, and messages name the final one.
+        let image = image_of(fs, target.named_path()).with_new(&args.subvolumes, &args.inode_flags);
+        let own_files: Vec<(u64, u64)> = identity_of(target.path()).into_iter().collect();
+        let print = printer();
+        let watch = |message: CopyMessage<'_>| match message {
+            CopyMessage::Failed(error) => match without_range(error) {
+                Some(error) => print(CopyMessage::Failed(&error)),
+                None => print(message),
+            },
+            message => print(message),
+        };
+        let report = copy_from_host(dir, &image, b"/", &own_files, &options, &watch)?;
         if let Some((uid, gid)) = args.root_owner {
             let owner = SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() };
             fs.setattr(fs.root(), &owner, &Caller::ROOT)?;
         }
-        Ok::<_, anyhow::Error>(nr_failed)
+        Ok::<_, anyhow::Error>(report.failed)
     };
     let work = |fs: &Fs| {
         let filled = fill(fs).with_context(|| format!("cannot copy {}", dir.shown()));
@@ -412,6 +423,15 @@ fn fill(args: &Args, target: &MkfsTarget, device: Arc<dyn Device>, dir: &Path) -
         })
     };
     with_devices(target.named_path(), vec![device], args.compress.clone().unwrap_or_default(), ImageUse::Write, work)
+}
+
+/// The error for a file whose owner is in no range, with the name of the option; `None` for other errors.
+fn without_range(error: &anyhow::Error) -> Option<anyhow::Error> {
+    let text = match error.downcast_ref::<UnmappedOwner>()? {
+        UnmappedOwner::User(uid) => format!("its user {uid} is in no range of --map-users"),
+        UnmappedOwner::Group(gid) => format!("its group {gid} is in no range of --map-groups"),
+    };
+    Some(anyhow!(text).context(error.to_string()))
 }
 
 /// Parses the value of --compress into options for the copy.

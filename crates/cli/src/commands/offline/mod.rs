@@ -13,9 +13,11 @@
 
 pub(crate) mod attributes;
 pub(crate) mod copy;
+pub(crate) mod cp;
 pub(crate) mod diff;
 pub(crate) mod edit;
 pub(crate) mod export;
+pub(crate) mod fill_options;
 pub(crate) mod find;
 pub(crate) mod held;
 pub(crate) mod import;
@@ -591,7 +593,7 @@ fn is_same_image(one: &Path, other: &Path) -> bool {
 }
 
 /// Device and inode of a file of the host.
-fn identity_of(path: &Path) -> Option<(u64, u64)> {
+pub(crate) fn identity_of(path: &Path) -> Option<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
 }

@@ -13,7 +13,8 @@ use ubtrfs_format::RootId;
 use ubtrfs_format::item::RootFlags;
 use ubtrfs_fs::{Attr, Error, Fs, InodeId, RenameFlags};
 
-use super::copy::copy_for_move;
+use super::copy::{CopyOperation, CopyOptions, CopySource};
+use super::cp::{image_of, printer};
 use super::edit::remove_tree;
 use super::operands::worst;
 use super::pattern::expand;
@@ -158,7 +159,7 @@ impl RenameOperation<'_> {
         let temporary = temporary_name();
         let copy = child_path(&self.place.dir_path(self.target), &temporary);
         let shown = self.place.shown(self.target, new_name).path;
-        let copied = copy_for_move(fs, source, &copy, &shown).and_then(|nr_failed| match nr_failed {
+        let copied = copy_to_temporary(fs, source, &copy, &shown).and_then(|nr_failed| match nr_failed {
             0 => Ok(fs.rename(dir, &temporary, dir, new_name, RenameFlags::empty())?),
             nr_failed => bail!("{nr_failed} files could not be copied to the other subvolume, so nothing was moved"),
         });
@@ -171,6 +172,18 @@ impl RenameOperation<'_> {
         }
         remove(fs, parent, name, attr).context("it was copied to the other subvolume, but the source remains")
     }
+}
+
+/// Copies a file or directory to a temporary path of the image, as `cp -a` does. Prints each file that cannot be copied,
+/// and returns the number of these files. Messages show the temporary path as `shown`.
+fn copy_to_temporary(fs: &Fs, source: &ImagePath, temporary: &[u8], shown: &[u8]) -> anyhow::Result<u64> {
+    let (options, watch) = (CopyOptions::default(), printer());
+    let image = image_of(fs, &source.image).with_temporary(temporary, shown);
+    let info = image.info(&source.path, false)?.context("it is gone")?;
+    let mut copy = CopyOperation::new(&options, &image, &image, &watch);
+    copy.shared = true;
+    copy.tree(source.path.clone(), temporary.to_vec(), info)?;
+    Ok(copy.report().failed)
 }
 
 fn remove(fs: &Fs, dir: InodeId, name: &[u8], attr: &Attr) -> anyhow::Result<()> {

@@ -17,10 +17,9 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
-use ubtrfs_archive::walk::check_name;
+use ubtrfs_archive::walk::{check_name, os_string};
 use ubtrfs_format::item::Timespec;
 
-use super::super::os_string;
 use super::dir_chain::DirChain;
 use super::host::xattrs_at;
 use super::{SourceInfo, XattrList};
@@ -257,7 +256,7 @@ const OPEN_MAX: usize = 256;
 
 #[cfg(test)]
 mod tests {
-    use super::super::From;
+    use super::super::CopySource;
     use super::super::host::HostFiles;
     use super::*;
 

@@ -7,6 +7,7 @@
 //!   the tree of a user who changes it meanwhile.
 
 use std::cell::RefCell;
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -19,19 +20,19 @@ use anyhow::{Context, bail};
 use rustix::fs::{AtFlags, CWD, Dev, FileType, Gid, Mode, OFlags, SeekFrom, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 use ubtrfs_archive::host_file::{self, HostFile};
+use ubtrfs_archive::walk::{COPY_LEN, normal_names, os_string, printable, shown, type_of};
 use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::{InodeId, mode};
 
-use super::super::text::printable;
-use super::super::{COPY_LEN, normal_names, os_string, type_of};
 use super::beneath::{Beneath, SourceTree, open_regular};
 use super::read_ahead::ReadAhead;
-use super::{CopiedAttributes, From, PieceCallback, SourceInfo, Times, To, XattrList};
-use crate::common::{Shown, warn};
+use super::{
+    CopiedAttributes, CopyMessage, CopySource, CopyTarget, CopyWatch, PieceCallback, SourceInfo, Times, XattrList,
+};
 
 /// Files of the host as the source.
 #[derive(Default)]
-pub(super) struct HostFiles {
+pub(crate) struct HostFiles {
     /// The file that the user named and that was looked at last.
     named: RefCell<Option<NamedSource>>,
     /// The directory that is copied. Everything below it is reached through it (I2).
@@ -67,7 +68,7 @@ pub(super) fn info_at(path: &[u8], follow: bool) -> anyhow::Result<Option<Source
     match if follow { fs::metadata(&path) } else { fs::symlink_metadata(&path) } {
         Ok(meta) => Ok(Some(info_of(&meta))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| path.shown()),
+        Err(error) => Err(error).with_context(|| shown(&path)),
     }
 }
 
@@ -132,7 +133,7 @@ pub(super) fn each_data(
     }
 }
 
-impl From for HostFiles {
+impl CopySource for HostFiles {
     fn info(&self, path: &[u8], follow: bool) -> anyhow::Result<Option<SourceInfo>> {
         if !follow
             && let Some(ahead) = &mut *self.ahead.borrow_mut()
@@ -242,27 +243,28 @@ fn info_of(meta: &fs::Metadata) -> SourceInfo {
 }
 
 /// A directory of the host as the target. Paths begin with a slash, which stands for this directory.
-pub(super) struct HostTarget {
+pub(crate) struct HostTarget<'w> {
     beneath: Beneath,
     /// The directory as the user named it.
     shown: PathBuf,
     /// The target's name in the directory, if the user named no directory.
     name: Option<Vec<u8>>,
+    watch: CopyWatch<'w>,
 }
 
-impl HostTarget {
+impl<'w> HostTarget<'w> {
     /// Opens the directory at `target`, or the directory that contains it.
-    pub(super) fn open(target: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn open(target: &Path, watch: CopyWatch<'w>) -> anyhow::Result<Self> {
         let (dir, name) = match fs::metadata(target).is_ok_and(|meta| meta.is_dir()) {
             true => (target, None),
             false => {
-                let name = target.file_name().with_context(|| format!("{} does not exist", target.shown()))?;
+                let name = target.file_name().with_context(|| format!("{} does not exist", shown(target)))?;
                 let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
                 (dir, Some(name.as_bytes().to_vec()))
             }
         };
         let beneath = Beneath::new(Arc::new(host_file::open_dir(dir)?));
-        Ok(Self { beneath, shown: dir.to_owned(), name })
+        Ok(Self { beneath, shown: dir.to_owned(), name, watch })
     }
 
     fn place<'p>(&self, path: &'p [u8]) -> anyhow::Result<(Arc<OwnedFd>, &'p [u8])> {
@@ -296,7 +298,7 @@ impl HostTarget {
         match done {
             Ok(()) => Ok(()),
             Err(Errno::PERM | Errno::NOTSUP | Errno::ACCESS) => {
-                warn(&format!("{}: attribute {} cannot be set here", self.shown(path).shown(), printable(name)));
+                (self.watch)(CopyMessage::LostAttribute { path: &self.shown(path), name });
                 Ok(())
             }
             Err(error) => Err(error).with_context(|| format!("cannot set {}", printable(name))),
@@ -315,7 +317,7 @@ fn timestamps((atime, mtime): Times) -> Timestamps {
     Timestamps { last_access: time(atime), last_modification: time(mtime) }
 }
 
-impl To for HostTarget {
+impl CopyTarget for HostTarget<'_> {
     fn top(&self) -> Vec<u8> {
         let mut path = vec![b'/'];
         path.extend(self.name.iter().flatten());
@@ -451,8 +453,17 @@ impl To for HostTarget {
         self.set_each_attribute(path, attributes)
     }
 
+    fn takes_no_more(&self, error: &anyhow::Error) -> bool {
+        let is_of_all = |errno: Errno| matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::ROFS);
+        let errno = |cause: &(dyn std::error::Error + 'static)| {
+            let of_host = || Errno::from_io_error(cause.downcast_ref::<io::Error>()?);
+            cause.downcast_ref::<Errno>().copied().or_else(of_host)
+        };
+        error.chain().filter_map(errno).any(is_of_all)
+    }
+
     fn shown_path(&self, path: &[u8]) -> String {
-        self.shown(path).shown()
+        shown(&self.shown(path))
     }
 }
 
@@ -462,10 +473,27 @@ const XATTR_LIST_LEN: usize = 256;
 /// Linux's limit for an attribute, and for the list of attributes.
 const XATTR_MAX: usize = 64 << 10;
 
-/// Checks a user and a group, because an image may contain the number that means "do not change" to chown(2).
-fn ids_of((uid, gid): (u32, u32)) -> anyhow::Result<(Uid, Gid)> {
+/// A file was not copied to the host, because an image may contain the number that means "do not change" to chown(2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InvalidOwner {
+    /// The user.
+    pub(crate) uid: u32,
+    /// The group.
+    pub(crate) gid: u32,
+}
+
+impl fmt::Display for InvalidOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "its owner {}:{} is not a valid user and group", self.uid, self.gid)
+    }
+}
+
+impl std::error::Error for InvalidOwner {}
+
+/// Checks a user and a group.
+fn ids_of((uid, gid): (u32, u32)) -> Result<(Uid, Gid), InvalidOwner> {
     if uid == u32::MAX || gid == u32::MAX {
-        bail!("its owner {uid}:{gid} is not a valid user and group; copy it without -p, or with --owner");
+        return Err(InvalidOwner { uid, gid });
     }
     Ok((Uid::from_raw(uid), Gid::from_raw(gid)))
 }
@@ -503,7 +531,7 @@ mod tests {
         std::os::unix::fs::symlink("../outside", target.join("short")).unwrap();
         fs::write(outside.join("there"), "old").unwrap();
         let before = fs::metadata(outside.join("there")).unwrap();
-        let to = HostTarget::open(&target).unwrap();
+        let to = HostTarget::open(&target, &|_| {}).unwrap();
         let plain = CopiedAttributes { owner: None, mode: 0o644, xattrs: Vec::new(), times: None };
         let names = ["/../outside/there", "/way/there", "/short/there", "/.", "/..", "/", "/a/../../outside/there"];
         for path in names.map(str::as_bytes) {

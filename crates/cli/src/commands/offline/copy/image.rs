@@ -6,39 +6,38 @@
 
 use std::cell::RefCell;
 use std::collections::HashSet;
-use std::path::Path;
 
 use anyhow::{Context, bail};
+use rustix::io::Errno;
+use ubtrfs_archive::walk::{
+    child_path, data_ranges, join, normal_names, printable, read_names, read_pieces, temporary_name, type_of,
+};
 use ubtrfs_format::item::InodeFlags;
 use ubtrfs_fs::{
     Attr, Caller, Error, Fs, InodeId, NewInode, RenameFlags, SetAttr, SetTime, XattrFlags, mode, rdev_from_parts,
     rdev_parts,
 };
 
-use super::super::pattern::expand;
-use super::super::text::printable;
-use super::super::{
-    ImagePath, child_path, data_ranges, join, normal_names, read_names, read_pieces, temporary_name, type_of,
-};
 use super::dir_chain::DirChain;
 use super::new_flags::{NewFlags, flags_at};
-use super::new_subvolume::CopiedSubvolume;
-use super::{CopiedAttributes, From, PieceCallback, SourceInfo, Times, To, XattrList};
-use crate::common::{Shown, calling_user};
+use super::new_subvolume::{self, CopiedSubvolume};
+use super::{CopiedAttributes, CopySource, CopyTarget, PieceCallback, SourceInfo, Times, XattrList};
 
 /// The files of an image.
-pub(super) struct Image<'f> {
+pub(crate) struct ImageFiles<'f> {
     fs: &'f Fs,
-    /// The image, for messages.
-    image: &'f Path,
+    /// The text before paths in messages.
+    place: String,
+    /// The owner of new files.
+    caller: Caller,
     /// The path of the copy's target.
     top: Vec<u8>,
     /// Directories looked up last.
     dirs: RefCell<DirChain<InodeId>>,
     /// Directories that become subvolumes.
-    pub(super) subvolumes: &'f [CopiedSubvolume],
+    subvolumes: &'f [CopiedSubvolume],
     /// Flags of new files.
-    pub(super) flags: &'f [NewFlags],
+    flags: &'f [NewFlags],
     /// A temporary path, and the path that messages have in its place.
     shown_as: Option<(Vec<u8>, Vec<u8>)>,
     /// Symbolic links that this copy made.
@@ -52,31 +51,41 @@ struct ContentPlace {
     old: Option<Attr>,
 }
 
-impl<'f> Image<'f> {
-    pub(super) fn new(fs: &'f Fs, image: &'f Path) -> Self {
-        Self::below(fs, image, b"/")
-    }
-
-    /// The image as source and target of a copy to a temporary path, which messages show as another path.
-    pub(super) fn with_temporary(fs: &'f Fs, image: &'f Path, temporary: &[u8], shown: &[u8]) -> Self {
-        Self { shown_as: Some((temporary.to_vec(), shown.to_vec())), ..Self::below(fs, image, b"/") }
-    }
-
-    pub(super) fn target(fs: &'f Fs, to: &'f ImagePath) -> Self {
-        Self::below(fs, &to.image, &to.path)
-    }
-
-    fn below(fs: &'f Fs, image: &'f Path, top: &[u8]) -> Self {
+impl<'f> ImageFiles<'f> {
+    /// The files of a filesystem. Paths in messages begin with `place`, such as `disk.img:`. New files belong to the user
+    /// and group `owner` if their owner is not kept.
+    pub(crate) fn new(fs: &'f Fs, place: String, owner: (u32, u32)) -> Self {
         Self {
             fs,
-            image,
-            top: top.to_vec(),
+            place,
+            caller: Caller { uid: owner.0, gid: owner.1, umask: 0 },
+            top: b"/".to_vec(),
             dirs: RefCell::new(DirChain::new(usize::MAX)),
             subvolumes: &[],
             flags: &[],
             shown_as: None,
             made_links: RefCell::default(),
         }
+    }
+
+    /// Sets the path of the copy's target; by default, the root directory.
+    pub(crate) fn below(self, top: &[u8]) -> Self {
+        Self { top: top.to_vec(), ..self }
+    }
+
+    /// Sets a temporary path that messages show as another path.
+    pub(crate) fn with_temporary(self, temporary: &[u8], shown: &[u8]) -> Self {
+        Self { shown_as: Some((temporary.to_vec(), shown.to_vec())), ..self }
+    }
+
+    /// Sets the directories that become subvolumes, and the flags of new files.
+    pub(crate) fn with_new(self, subvolumes: &'f [CopiedSubvolume], flags: &'f [NewFlags]) -> Self {
+        Self { subvolumes, flags, ..self }
+    }
+
+    /// Finishes the new subvolumes when everything is copied.
+    pub(super) fn finish_subvolumes(&self) -> anyhow::Result<()> {
+        new_subvolume::finish(self.subvolumes, self.fs)
     }
 
     fn attr(&self, path: &[u8], follow: bool) -> anyhow::Result<Attr> {
@@ -174,7 +183,7 @@ impl<'f> Image<'f> {
 
     fn create(&self, path: &[u8], new: NewInode<'_>) -> anyhow::Result<InodeId> {
         let Some((dir, name)) = self.parent(path)? else { bail!("the root directory exists") };
-        Ok(self.fs.create(dir, &name, new, &caller())?.id)
+        Ok(self.fs.create(dir, &name, new, &self.caller)?.id)
     }
 
     fn fill_file(
@@ -251,13 +260,7 @@ impl<'f> Image<'f> {
     }
 }
 
-/// The current user, which owns the copies, as with cp.
-fn caller() -> Caller {
-    let (uid, gid) = calling_user();
-    Caller { uid, gid, umask: 0 }
-}
-
-impl From for Image<'_> {
+impl CopySource for ImageFiles<'_> {
     fn info(&self, path: &[u8], follow: bool) -> anyhow::Result<Option<SourceInfo>> {
         let attr = match self.find(path, follow) {
             Ok(Some(attr)) => attr,
@@ -280,11 +283,6 @@ impl From for Image<'_> {
             identity: (attr.id.root.0, attr.id.ino.0),
             id: Some(attr.id),
         }))
-    }
-
-    fn expand(&self, path: Vec<u8>) -> anyhow::Result<Vec<Vec<u8>>> {
-        let at = ImagePath { image: self.image.to_owned(), path };
-        Ok(expand(self.fs, &at)?.into_iter().map(|at| at.path).collect())
     }
 
     fn names(&self, path: &[u8]) -> anyhow::Result<Vec<Vec<u8>>> {
@@ -325,11 +323,11 @@ impl From for Image<'_> {
             let rest = path.strip_prefix(&temporary[..])?;
             Some([shown, rest].concat())
         });
-        format!("{}:{}", self.image.shown(), printable(shown.as_deref().unwrap_or(path)))
+        format!("{}{}", self.place, printable(shown.as_deref().unwrap_or(path)))
     }
 }
 
-impl To for Image<'_> {
+impl CopyTarget for ImageFiles<'_> {
     fn top(&self) -> Vec<u8> {
         self.top.clone()
     }
@@ -343,7 +341,7 @@ impl To for Image<'_> {
             false => self.create(path, NewInode::dir(mode))?,
             true => {
                 let Some((dir, name)) = self.parent(path)? else { bail!("the root directory exists") };
-                self.fs.create_subvolume(dir, &name, &caller())?
+                self.fs.create_subvolume(dir, &name, &self.caller)?
             }
         };
         self.set_flags(made, flags_at(self.flags, path, true))?;
@@ -375,7 +373,7 @@ impl To for Image<'_> {
         let ContentPlace { dir, name, old } = self.content_place(path)?;
         let temporary = temporary_name();
         let made = if old.is_some() { &temporary } else { &name };
-        let id = self.fs.create(dir, made, NewInode::file(info.mode), &caller())?.id;
+        let id = self.fs.create(dir, made, NewInode::file(info.mode), &self.caller)?.id;
         // Flags about data only take effect on an empty file.
         self.set_flags(id, flags_at(self.flags, path, false))?;
         self.fs.open_inode(id)?;
@@ -423,6 +421,11 @@ impl To for Image<'_> {
 
     fn set_times(&self, path: &[u8], times: Times) -> anyhow::Result<()> {
         self.set_times_of(self.attr(path, false)?.id, times)
+    }
+
+    fn takes_no_more(&self, error: &anyhow::Error) -> bool {
+        let errnos = [Errno::NOSPC, Errno::IO, Errno::ROFS].map(Errno::raw_os_error);
+        error.chain().any(|cause| cause.downcast_ref::<Error>().is_some_and(|error| errnos.contains(&error.errno())))
     }
 
     fn shown_path(&self, path: &[u8]) -> String {

@@ -1,47 +1,14 @@
-//! Inode flags of files of a new filesystem: `--inode-flags LIST:PATH`.
+//! Inode flags of files of a new filesystem.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
-
-use anyhow::bail;
 use ubtrfs_format::item::InodeFlags;
-
-use super::new_subvolume::path_below_source;
-use crate::common::Shown;
 
 /// Flags of a file, or of a directory and everything below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NewFlags {
     /// The path in the source and in the filesystem, as `/a/b`.
-    path: Vec<u8>,
-    flags: InodeFlags,
-}
-
-/// Parses the value of `--inode-flags`.
-pub(crate) fn parse(text: &str) -> Result<NewFlags, String> {
-    let (list, path) = text.split_once(':').ok_or_else(|| format!("'{text}' has no path; write FLAGS:PATH"))?;
-    let mut flags = InodeFlags::empty();
-    for name in list.split(',') {
-        flags |= match name {
-            // Linux writes no checksums of data that it overwrites.
-            "nodatacow" => InodeFlags::NODATACOW | InodeFlags::NODATASUM,
-            "nodatasum" => InodeFlags::NODATASUM,
-            _ => return Err(format!("'{name}' is not a flag that can be set; give nodatacow or nodatasum")),
-        };
-    }
-    Ok(NewFlags { path: path_below_source(path)?, flags })
-}
-
-/// Fails unless each path exists in the source.
-pub(crate) fn check(all: &[NewFlags], source: &Path) -> anyhow::Result<()> {
-    for new in all {
-        let place = source.join(OsStr::from_bytes(&new.path[1..]));
-        if std::fs::symlink_metadata(&place).is_err() {
-            bail!("--inode-flags: {} does not exist; nothing was made", place.shown());
-        }
-    }
-    Ok(())
+    pub(crate) path: Vec<u8>,
+    /// The flags.
+    pub(crate) flags: InodeFlags,
 }
 
 /// The flags of a new file or directory at a path of the target: those of all given paths that lead to it.
@@ -60,8 +27,9 @@ mod tests {
 
     #[test]
     fn flags_are_those_of_the_path_and_of_directories_above() {
-        let all = ["nodatacow:var/db", "nodatasum:/var/log/", "nodatasum,nodatacow:a"].map(|text| parse(text).unwrap());
         let both = InodeFlags::NODATACOW | InodeFlags::NODATASUM;
+        let all = [("/var/db", both), ("/var/log", InodeFlags::NODATASUM), ("/a", both)]
+            .map(|(path, flags)| NewFlags { path: path.into(), flags });
         for (path, is_dir, flags) in [
             ("/var", true, InodeFlags::empty()),
             ("/var/db", true, InodeFlags::NODATACOW),
@@ -73,6 +41,5 @@ mod tests {
         ] {
             assert_eq!(flags_at(&all, path.as_bytes(), is_dir), flags, "{path}");
         }
-        assert!(parse("nodatacow").is_err() && parse("append:a").is_err() && parse("nodatacow:/").is_err());
     }
 }

@@ -1,60 +1,68 @@
-//! Owners in a new filesystem: ranges of ids of the source get other ids.
+//! Owners of a copy: ranges of ids of the source get other ids.
 
-use anyhow::Context;
+use std::fmt;
 
-/// Consecutive ids of the source, and the ids that they get: `FROM:TO:COUNT`.
+/// Consecutive ids of the source, and the ids that they get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct IdRange {
-    from: u32,
-    to: u32,
-    count: u32,
-}
-
-/// Parses `FROM:TO:COUNT`.
-pub(crate) fn parse_range(text: &str) -> Result<IdRange, String> {
-    let numbers: Option<Vec<u32>> = text.split(':').map(|number| number.parse().ok()).collect();
-    let range = match numbers.as_deref() {
-        Some(&[from, to, count]) => Some(IdRange { from, to, count }),
-        _ => None,
-    };
-    // The highest number is not an id, because it means "do not change" to chown(2).
-    let is_valid = |range: &IdRange| {
-        let ends_below = |start: u32| start.checked_add(range.count).is_some();
-        range.count > 0 && ends_below(range.from) && ends_below(range.to)
-    };
-    range
-        .filter(is_valid)
-        .ok_or_else(|| format!("'{text}' is not a range of ids; write FROM:TO:COUNT, for example 1000:0:1"))
+    /// The first id of the source.
+    pub(crate) from: u32,
+    /// The id that the first id gets.
+    pub(crate) to: u32,
+    /// Number of ids.
+    pub(crate) count: u32,
 }
 
 /// How the owners of a source become those of the copy.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct OwnerMap<'a> {
-    /// Ranges of users; empty for the users of the source.
-    pub(crate) users: &'a [IdRange],
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OwnerMap {
+    /// Ranges of users; empty for the users of the source. Users in no range are refused otherwise.
+    pub(crate) users: Vec<IdRange>,
     /// Ranges of groups, as of users.
-    pub(crate) groups: &'a [IdRange],
+    pub(crate) groups: Vec<IdRange>,
 }
 
-impl OwnerMap<'_> {
+/// A file was not copied, because its user or group is in no range of the [`OwnerMap`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UnmappedOwner {
+    /// The user.
+    User(u32),
+    /// The group.
+    Group(u32),
+}
+
+impl fmt::Display for UnmappedOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User(id) => write!(f, "its user {id} is in no range of users"),
+            Self::Group(id) => write!(f, "its group {id} is in no range of groups"),
+        }
+    }
+}
+
+impl std::error::Error for UnmappedOwner {}
+
+impl OwnerMap {
     /// The owner that a file of the copy gets. Fails for an id that is in no range.
-    pub(super) fn owner_of(&self, (uid, gid): (u32, u32)) -> anyhow::Result<(u32, u32)> {
+    pub(super) fn owner_of(&self, (uid, gid): (u32, u32)) -> Result<(u32, u32), UnmappedOwner> {
         Ok((
-            mapped(self.users, uid).with_context(|| format!("its user {uid} is in no range of --map-users"))?,
-            mapped(self.groups, gid).with_context(|| format!("its group {gid} is in no range of --map-groups"))?,
+            mapped(&self.users, uid).ok_or(UnmappedOwner::User(uid))?,
+            mapped(&self.groups, gid).ok_or(UnmappedOwner::Group(gid))?,
         ))
     }
 }
 
-/// The id that the first range with an id gives it.
+/// The id that the first range with an id gives it. The highest number is not an id, because it means "do not change" to
+/// chown(2).
 fn mapped(ranges: &[IdRange], id: u32) -> Option<u32> {
     if ranges.is_empty() {
         return Some(id);
     }
-    ranges.iter().find_map(|range| {
+    let mapped = ranges.iter().find_map(|range| {
         let nr = id.checked_sub(range.from).filter(|nr| *nr < range.count)?;
         range.to.checked_add(nr)
-    })
+    });
+    mapped.filter(|id| *id != u32::MAX)
 }
 
 #[cfg(test)]
@@ -62,16 +70,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_parsed_and_ids_mapped() {
-        let ranges = ["1000:0:1", "100000:1:65535"].map(|text| parse_range(text).unwrap());
-        let map = OwnerMap { users: &ranges, ..OwnerMap::default() };
-        assert_eq!(map.owner_of((1000, 7)).unwrap(), (0, 7));
-        assert_eq!(map.owner_of((165_534, 7)).unwrap(), (65_535, 7));
+    fn ids_are_mapped_by_ranges() {
+        let users = vec![IdRange { from: 1000, to: 0, count: 1 }, IdRange { from: 100_000, to: 1, count: 65_535 }];
+        let map = OwnerMap { users, ..OwnerMap::default() };
+        assert_eq!(map.owner_of((1000, 7)), Ok((0, 7)));
+        assert_eq!(map.owner_of((165_534, 7)), Ok((65_535, 7)));
         for uid in [0, 999, 1001, 165_535] {
-            assert!(map.owner_of((uid, 7)).is_err(), "{uid}");
+            assert_eq!(map.owner_of((uid, 7)), Err(UnmappedOwner::User(uid)));
         }
-        for text in ["", "1:2", "1:2:3:4", "1:2:0", "a:0:1", "4294967295:0:1", "0:4294967295:1", "-1:0:1"] {
-            assert!(parse_range(text).is_err(), "{text}");
-        }
+        let groups = vec![IdRange { from: 5, to: u32::MAX - 1, count: 3 }];
+        let map = OwnerMap { groups, ..OwnerMap::default() };
+        assert_eq!(map.owner_of((1, 5)), Ok((1, u32::MAX - 1)));
+        assert_eq!([6, 7, 8].map(|gid| map.owner_of((1, gid)).is_ok()), [false; 3]);
     }
 }

@@ -15,11 +15,12 @@ use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
-use super::super::{push_name, type_of};
+use ubtrfs_archive::walk::{push_name, type_of};
+use ubtrfs_fs::mode;
+
 use super::beneath::SourceTree;
 use super::host::each_data;
 use super::{SourceInfo, XattrList};
-use ubtrfs_fs::mode;
 
 /// The attributes of an entry, as far as the thread could read them.
 pub(super) struct ReadEntry {
@@ -213,13 +214,14 @@ const PART_BYTES: usize = 48;
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::os_string;
-    use super::super::From;
+    use super::super::CopySource;
     use super::super::host::{HostFiles, info_at, xattrs_at};
     use super::*;
 
     use std::os::unix::ffi::OsStrExt;
     use std::path::Path;
+
+    use ubtrfs_archive::walk::os_string;
 
     /// Walks as a copy does, and returns the paths with the content of files. Skips what is below directories named "skip".
     fn walked(files: &HostFiles, dir: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {
