@@ -253,7 +253,7 @@ impl Write for HostFile {
 
 /// Fails for an image that a process has open or the kernel has mounted (I2). Pipes, sockets and character devices are
 /// always accepted.
-pub fn refuse_in_use(file: &File, path: &Path) -> anyhow::Result<()> {
+pub(crate) fn refuse_in_use(file: &File, path: &Path) -> anyhow::Result<()> {
     let kind = file.metadata().with_context(|| shown(path))?.file_type();
     if kind.is_file() || kind.is_block_device() {
         ubtrfs_device::refuse_in_use(file, path)?;
@@ -300,7 +300,7 @@ fn directory_of(path: &Path) -> anyhow::Result<(Arc<OwnedFd>, &[u8])> {
 }
 
 /// Opens a directory that a user named.
-pub fn open_dir(path: &Path) -> anyhow::Result<OwnedFd> {
+pub(crate) fn open_dir(path: &Path) -> anyhow::Result<OwnedFd> {
     let shown = shown(path);
     let not_a_directory = || anyhow::anyhow!("{shown} is not a directory; check the path");
     let found = find_target(path).map_err(|error| match error.downcast_ref::<io::Error>().map(io::Error::kind) {

@@ -1,7 +1,8 @@
-//! Tar archives: unpacks them into a filesystem, and writes directories of a filesystem as archives.
+//! Archives, and copies from and to the host: files of a filesystem from outside, and for outside.
 //!
 //! - `import`: makes the files of an archive's members, and applies layers of OCI images.
 //! - `export`: writes a directory or file as an archive.
+//! - [`copy`]: copies between the host and filesystems, and inside of a filesystem.
 //! - `tar`: the archive format (ustar, GNU, pax), and compression.
 //! - [`glob`]: patterns of names, shared with the command line.
 //! - [`host_file`]: files of the host that are written, shared with the command line; [`unfinished`]: their temporary
@@ -9,10 +10,12 @@
 //! - [`walk`]: paths, names and data of files, shared with the command line.
 //!
 //! Archives and images are untrusted input: `import` changes nothing outside of its target directory, and `export`
-//! writes no name that leads out of the directory in which the archive is unpacked.
+//! writes no name that leads out of the directory in which the archive is unpacked. A copy writes nothing outside of its
+//! target, and reads nothing outside of its source.
 
 #![forbid(unsafe_code)]
 
+pub mod copy;
 mod export;
 pub mod glob;
 pub mod host_file;

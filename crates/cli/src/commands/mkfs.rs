@@ -19,6 +19,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
+use ubtrfs_archive::copy::{
+    CopiedSubvolume, CopyMessage, CopyOptions, IdRange, NewFlags, OwnerMap, UnmappedOwner, copy_from_host,
+};
 use ubtrfs_device::{Access, Device, NamedDevice, is_url};
 use ubtrfs_format::clock::new_uuid;
 use ubtrfs_format::item::BlockGroupFlags;
@@ -31,10 +34,7 @@ use uuid::Uuid;
 
 use super::filesystem::shrink_image;
 use super::inspect;
-use super::offline::copy::{
-    CopiedSubvolume, CopyMessage, CopyOptions, IdRange, NewFlags, OwnerMap, UnmappedOwner, copy_from_host,
-};
-use super::offline::cp::{image_of, printer};
+use super::offline::copy::{image_of, printer};
 use super::offline::fill_options::{check_flags, check_subvolumes, parse_flags, parse_range, parse_subvolume};
 use super::offline::import::parse_owner;
 use super::offline::text::printable;

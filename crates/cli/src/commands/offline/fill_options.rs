@@ -6,9 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use anyhow::bail;
+use ubtrfs_archive::copy::{CopiedSubvolume, IdRange, NewFlags};
 use ubtrfs_format::item::InodeFlags;
 
-use super::copy::{CopiedSubvolume, IdRange, NewFlags};
 use super::join;
 use crate::common::Shown;
 

@@ -8,12 +8,10 @@
 //! - I3. Permissions are not checked: whoever may write to the image may change every file in it. Read-only subvolumes
 //!   and the flags immutable and append-only are respected.
 //!
-//! For an import, crate `archive` ensures that nothing outside of the target directory changes; for a copy to the host,
-//! `copy/host.rs` ensures the same.
+//! Crate `archive` ensures that an import, and a copy to the host, change nothing outside of the target directory.
 
 pub(crate) mod attributes;
 pub(crate) mod copy;
-pub(crate) mod cp;
 pub(crate) mod diff;
 pub(crate) mod edit;
 pub(crate) mod export;

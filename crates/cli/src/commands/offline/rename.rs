@@ -9,12 +9,12 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use ubtrfs_archive::copy::{CopyOperation, CopyOptions, CopySource};
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::RootFlags;
 use ubtrfs_fs::{Attr, Error, Fs, InodeId, RenameFlags};
 
-use super::copy::{CopyOperation, CopyOptions, CopySource};
-use super::cp::{image_of, printer};
+use super::copy::{image_of, printer};
 use super::edit::remove_tree;
 use super::operands::worst;
 use super::pattern::expand;

@@ -1,5 +1,5 @@
-//! `ubtrfs cp`: copies between the host and images, and inside an image, by module `copy`. This module opens the ends of
-//! a copy, and finds the target of each operand.
+//! `ubtrfs cp`: copies between the host and images, and inside an image, by [`ubtrfs_archive::copy`]. This module opens
+//! the ends of a copy, and finds the target of each operand.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -8,12 +8,12 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, bail};
-use ubtrfs_fs::Fs;
-
-use super::copy::{
+use ubtrfs_archive::copy::{
     CopyMessage, CopyOperation, CopyOptions, CopySource, CopyTarget, CopyWatch, HostFiles, HostTarget, ImageFiles,
     SourceInfo,
 };
+use ubtrfs_fs::Fs;
+
 use super::pattern::expand;
 use super::text::printable;
 use super::{

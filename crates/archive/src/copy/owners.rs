@@ -4,27 +4,27 @@ use std::fmt;
 
 /// Consecutive ids of the source, and the ids that they get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct IdRange {
+pub struct IdRange {
     /// The first id of the source.
-    pub(crate) from: u32,
+    pub from: u32,
     /// The id that the first id gets.
-    pub(crate) to: u32,
+    pub to: u32,
     /// Number of ids.
-    pub(crate) count: u32,
+    pub count: u32,
 }
 
 /// How the owners of a source become those of the copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct OwnerMap {
+pub struct OwnerMap {
     /// Ranges of users; empty for the users of the source. Users in no range are refused otherwise.
-    pub(crate) users: Vec<IdRange>,
+    pub users: Vec<IdRange>,
     /// Ranges of groups, as of users.
-    pub(crate) groups: Vec<IdRange>,
+    pub groups: Vec<IdRange>,
 }
 
 /// A file was not copied, because its user or group is in no range of the [`OwnerMap`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum UnmappedOwner {
+pub enum UnmappedOwner {
     /// The user.
     User(u32),
     /// The group.

@@ -9,9 +9,6 @@ use std::collections::HashSet;
 
 use anyhow::{Context, bail};
 use rustix::io::Errno;
-use ubtrfs_archive::walk::{
-    child_path, data_ranges, join, normal_names, printable, read_names, read_pieces, temporary_name, type_of,
-};
 use ubtrfs_format::item::InodeFlags;
 use ubtrfs_fs::{
     Attr, Caller, Error, Fs, InodeId, NewInode, RenameFlags, SetAttr, SetTime, XattrFlags, mode, rdev_from_parts,
@@ -22,9 +19,12 @@ use super::dir_chain::DirChain;
 use super::new_flags::{NewFlags, flags_at};
 use super::new_subvolume::{self, CopiedSubvolume};
 use super::{CopiedAttributes, CopySource, CopyTarget, PieceCallback, SourceInfo, Times, XattrList};
+use crate::walk::{
+    child_path, data_ranges, join, normal_names, printable, read_names, read_pieces, temporary_name, type_of,
+};
 
 /// The files of an image.
-pub(crate) struct ImageFiles<'f> {
+pub struct ImageFiles<'f> {
     fs: &'f Fs,
     /// The text before paths in messages.
     place: String,
@@ -54,7 +54,7 @@ struct ContentPlace {
 impl<'f> ImageFiles<'f> {
     /// The files of a filesystem. Paths in messages begin with `place`, such as `disk.img:`. New files belong to the user
     /// and group `owner` if their owner is not kept.
-    pub(crate) fn new(fs: &'f Fs, place: String, owner: (u32, u32)) -> Self {
+    pub fn new(fs: &'f Fs, place: String, owner: (u32, u32)) -> Self {
         Self {
             fs,
             place,
@@ -69,17 +69,17 @@ impl<'f> ImageFiles<'f> {
     }
 
     /// Sets the path of the copy's target; by default, the root directory.
-    pub(crate) fn below(self, top: &[u8]) -> Self {
+    pub fn below(self, top: &[u8]) -> Self {
         Self { top: top.to_vec(), ..self }
     }
 
     /// Sets a temporary path that messages show as another path.
-    pub(crate) fn with_temporary(self, temporary: &[u8], shown: &[u8]) -> Self {
+    pub fn with_temporary(self, temporary: &[u8], shown: &[u8]) -> Self {
         Self { shown_as: Some((temporary.to_vec(), shown.to_vec())), ..self }
     }
 
     /// Sets the directories that become subvolumes, and the flags of new files.
-    pub(crate) fn with_new(self, subvolumes: &'f [CopiedSubvolume], flags: &'f [NewFlags]) -> Self {
+    pub fn with_new(self, subvolumes: &'f [CopiedSubvolume], flags: &'f [NewFlags]) -> Self {
         Self { subvolumes, flags, ..self }
     }
 

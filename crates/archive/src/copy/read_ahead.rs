@@ -15,12 +15,12 @@ use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
-use ubtrfs_archive::walk::{push_name, type_of};
 use ubtrfs_fs::mode;
 
 use super::beneath::SourceTree;
 use super::host::each_data;
 use super::{SourceInfo, XattrList};
+use crate::walk::{push_name, type_of};
 
 /// The attributes of an entry, as far as the thread could read them.
 pub(super) struct ReadEntry {
@@ -221,7 +221,7 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
     use std::path::Path;
 
-    use ubtrfs_archive::walk::os_string;
+    use crate::walk::os_string;
 
     /// Walks as a copy does, and returns the paths with the content of files. Skips what is below directories named "skip".
     fn walked(files: &HostFiles, dir: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {

@@ -3,7 +3,6 @@
 use std::collections::{HashMap, HashSet};
 
 use anyhow::{Context, bail};
-use ubtrfs_archive::walk::{VisitedDirs, printable, push_name, type_of};
 use ubtrfs_format::clock::fixed_clock;
 use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::{InodeId, mode};
@@ -12,21 +11,22 @@ use super::{
     CopiedAttributes, CopyMessage, CopyOptions, CopyReport, CopySource, CopyTarget, CopyWatch, PieceCallback,
     SourceInfo, XattrList,
 };
+use crate::walk::{VisitedDirs, printable, push_name, type_of};
 
 /// A copy of files from one end to the other.
-pub(crate) struct CopyOperation<'a> {
+pub struct CopyOperation<'a> {
     options: &'a CopyOptions,
     from: &'a dyn CopySource,
     to: &'a dyn CopyTarget,
     watch: CopyWatch<'a>,
     /// Whether source and target are in one image.
-    pub(crate) shared: bool,
+    pub shared: bool,
     /// Whether directories are copied.
-    pub(crate) recursive: bool,
+    pub recursive: bool,
     /// Device and inode of the image that is written to, which cannot be a source.
-    pub(crate) own_files: &'a [(u64, u64)],
+    pub own_files: &'a [(u64, u64)],
     /// Whether to stop when the target accepts no more data, because a partial copy is useless.
-    pub(crate) ends_with_target: bool,
+    pub ends_with_target: bool,
     /// Directories of the source image that the copy has visited.
     passed: VisitedDirs,
     /// If source and target are in one image, the directories that the copy made. In a crafted image, a walk of the
@@ -53,7 +53,7 @@ enum DirStep {
 
 impl<'a> CopyOperation<'a> {
     /// A copy that messages of `watch` accompany.
-    pub(crate) fn new(
+    pub fn new(
         options: &'a CopyOptions,
         from: &'a dyn CopySource,
         to: &'a dyn CopyTarget,
@@ -76,14 +76,14 @@ impl<'a> CopyOperation<'a> {
     }
 
     /// What was copied so far.
-    pub(crate) fn report(&self) -> CopyReport {
+    pub fn report(&self) -> CopyReport {
         self.report
     }
 
     /// Copies a file, or a directory and everything below it. The depth is limited by memory, not by the stack. If a
     /// file inside the directory cannot be copied, the copy continues with the other files. A directory gets its
     /// attributes after the last change in it.
-    pub(crate) fn tree(&mut self, mut path: Vec<u8>, mut new_path: Vec<u8>, info: SourceInfo) -> anyhow::Result<()> {
+    pub fn tree(&mut self, mut path: Vec<u8>, mut new_path: Vec<u8>, info: SourceInfo) -> anyhow::Result<()> {
         let mut todo = Vec::new();
         let done = self.step(&path, &new_path, Some(info), &mut todo).with_context(|| printable(&path));
         let mut failure = done.err();

@@ -19,8 +19,6 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use rustix::fs::{AtFlags, CWD, Dev, FileType, Gid, Mode, OFlags, SeekFrom, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
-use ubtrfs_archive::host_file::{self, HostFile};
-use ubtrfs_archive::walk::{COPY_LEN, normal_names, os_string, printable, shown, type_of};
 use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::{InodeId, mode};
 
@@ -29,10 +27,12 @@ use super::read_ahead::ReadAhead;
 use super::{
     CopiedAttributes, CopyMessage, CopySource, CopyTarget, CopyWatch, PieceCallback, SourceInfo, Times, XattrList,
 };
+use crate::host_file::{self, HostFile};
+use crate::walk::{COPY_LEN, normal_names, os_string, printable, shown, type_of};
 
 /// Files of the host as the source.
 #[derive(Default)]
-pub(crate) struct HostFiles {
+pub struct HostFiles {
     /// The file that the user named and that was looked at last.
     named: RefCell<Option<NamedSource>>,
     /// The directory that is copied. Everything below it is reached through it (I2).
@@ -243,7 +243,7 @@ fn info_of(meta: &fs::Metadata) -> SourceInfo {
 }
 
 /// A directory of the host as the target. Paths begin with a slash, which stands for this directory.
-pub(crate) struct HostTarget<'w> {
+pub struct HostTarget<'w> {
     beneath: Beneath,
     /// The directory as the user named it.
     shown: PathBuf,
@@ -254,7 +254,7 @@ pub(crate) struct HostTarget<'w> {
 
 impl<'w> HostTarget<'w> {
     /// Opens the directory at `target`, or the directory that contains it.
-    pub(crate) fn open(target: &Path, watch: CopyWatch<'w>) -> anyhow::Result<Self> {
+    pub fn open(target: &Path, watch: CopyWatch<'w>) -> anyhow::Result<Self> {
         let (dir, name) = match fs::metadata(target).is_ok_and(|meta| meta.is_dir()) {
             true => (target, None),
             false => {
@@ -475,11 +475,11 @@ const XATTR_MAX: usize = 64 << 10;
 
 /// A file was not copied to the host, because an image may contain the number that means "do not change" to chown(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct InvalidOwner {
+pub struct InvalidOwner {
     /// The user.
-    pub(crate) uid: u32,
+    pub uid: u32,
     /// The group.
-    pub(crate) gid: u32,
+    pub gid: u32,
 }
 
 impl fmt::Display for InvalidOwner {

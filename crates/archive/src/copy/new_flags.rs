@@ -4,11 +4,11 @@ use ubtrfs_format::item::InodeFlags;
 
 /// Flags of a file, or of a directory and everything below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NewFlags {
+pub struct NewFlags {
     /// The path in the source and in the filesystem, as `/a/b`.
-    pub(crate) path: Vec<u8>,
+    pub path: Vec<u8>,
     /// The flags.
-    pub(crate) flags: InodeFlags,
+    pub flags: InodeFlags,
 }
 
 /// The flags of a new file or directory at a path of the target: those of all given paths that lead to it.

@@ -17,12 +17,12 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
-use ubtrfs_archive::walk::{check_name, os_string};
 use ubtrfs_format::item::Timespec;
 
 use super::dir_chain::DirChain;
 use super::host::xattrs_at;
 use super::{SourceInfo, XattrList};
+use crate::walk::{check_name, os_string};
 
 /// A directory, with the directories below it that were opened last.
 pub(super) struct Beneath {

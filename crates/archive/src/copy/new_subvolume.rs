@@ -1,18 +1,19 @@
 //! Directories of a source that become subvolumes of a filesystem.
 
 use anyhow::Context;
-use ubtrfs_archive::walk::printable;
 use ubtrfs_fs::Fs;
+
+use crate::walk::printable;
 
 /// A directory that becomes a subvolume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct CopiedSubvolume {
+pub struct CopiedSubvolume {
     /// Its path in the source and in the filesystem, as `/a/b`.
-    pub(crate) path: Vec<u8>,
+    pub path: Vec<u8>,
     /// Whether it is read-only when everything is copied.
-    pub(crate) is_read_only: bool,
+    pub is_read_only: bool,
     /// Whether it becomes the default subvolume.
-    pub(crate) is_default: bool,
+    pub is_default: bool,
 }
 
 impl CopiedSubvolume {

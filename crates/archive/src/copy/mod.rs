@@ -19,32 +19,33 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use anyhow::Context;
-use ubtrfs_archive::walk::{printable, type_of};
 use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::{InodeId, mode};
 
-pub(crate) use self::host::{HostFiles, HostTarget};
-pub(crate) use self::image::ImageFiles;
-pub(crate) use self::new_flags::NewFlags;
-pub(crate) use self::new_subvolume::CopiedSubvolume;
-pub(crate) use self::operation::CopyOperation;
-pub(crate) use self::owners::{IdRange, OwnerMap, UnmappedOwner};
+pub use self::host::{HostFiles, HostTarget, InvalidOwner};
+pub use self::image::ImageFiles;
+pub use self::new_flags::NewFlags;
+pub use self::new_subvolume::CopiedSubvolume;
+pub use self::operation::CopyOperation;
+pub use self::owners::{IdRange, OwnerMap, UnmappedOwner};
+
+use crate::walk::{printable, type_of};
 
 /// What a copy keeps of the source. The default keeps everything, as `cp -a` does.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct CopyOptions {
+pub struct CopyOptions {
     /// Keep user, group and mode. Without it, copies belong to the user who makes them, and have the mode of a new file.
-    pub(crate) keep_owner: bool,
+    pub keep_owner: bool,
     /// Keep the times of the last access and of the last modification.
-    pub(crate) keep_times: bool,
+    pub keep_times: bool,
     /// Keep extended attributes, and thereby ACLs and capabilities.
-    pub(crate) keep_xattrs: bool,
+    pub keep_xattrs: bool,
     /// Copy a file with several names once, and link the other names to this copy.
-    pub(crate) keep_hard_links: bool,
+    pub keep_hard_links: bool,
     /// User and group of every copy; `None` for those that `keep_owner` and `owners` give.
-    pub(crate) owner: Option<(u32, u32)>,
+    pub owner: Option<(u32, u32)>,
     /// How users and groups are renumbered if they are kept.
-    pub(crate) owners: OwnerMap,
+    pub owners: OwnerMap,
 }
 
 impl Default for CopyOptions {
@@ -62,26 +63,26 @@ impl Default for CopyOptions {
 
 /// The numbers of files that a copy made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct CopyReport {
+pub struct CopyReport {
     /// Regular files.
-    pub(crate) files: u64,
+    pub files: u64,
     /// Directories, also those that existed.
-    pub(crate) directories: u64,
+    pub directories: u64,
     /// Symbolic links.
-    pub(crate) symlinks: u64,
+    pub symlinks: u64,
     /// Further names of files that were copied.
-    pub(crate) hard_links: u64,
+    pub hard_links: u64,
     /// Device files, named pipes and sockets.
-    pub(crate) special_files: u64,
+    pub special_files: u64,
     /// Bytes of file data, without holes, and without data that source and copy share.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
     /// Files that were not copied, or not with all attributes; each was reported as [`CopyMessage::Failed`].
-    pub(crate) failed: u64,
+    pub failed: u64,
 }
 
 /// A message to the caller of a copy.
 #[derive(Debug)]
-pub(crate) enum CopyMessage<'m> {
+pub enum CopyMessage<'m> {
     /// The number of bytes of file data so far.
     Bytes(u64),
     /// The file with this path in the source is copied next.
@@ -106,59 +107,59 @@ pub(crate) enum CopyMessage<'m> {
 }
 
 /// Receives the messages.
-pub(crate) type CopyWatch<'w> = &'w (dyn Fn(CopyMessage<'_>) + Sync);
+pub type CopyWatch<'w> = &'w (dyn Fn(CopyMessage<'_>) + Sync);
 
 /// Attributes of a file that a copy needs.
 #[derive(Clone, Debug)]
-pub(crate) struct SourceInfo {
+pub struct SourceInfo {
     /// Type and permissions.
-    pub(crate) mode: u32,
+    pub mode: u32,
     /// User.
-    pub(crate) uid: u32,
+    pub uid: u32,
     /// Group.
-    pub(crate) gid: u32,
+    pub gid: u32,
     /// Major number of a device file.
-    pub(crate) major: u32,
+    pub major: u32,
     /// Minor number of a device file.
-    pub(crate) minor: u32,
+    pub minor: u32,
     /// Bytes of a regular file.
-    pub(crate) size: u64,
+    pub size: u64,
     /// Number of names.
-    pub(crate) nlink: u64,
+    pub nlink: u64,
     /// Time of the last access.
-    pub(crate) atime: Timespec,
+    pub atime: Timespec,
     /// Time of the last modification.
-    pub(crate) mtime: Timespec,
+    pub mtime: Timespec,
     /// Device or subvolume, and inode: equal for all names of a file.
-    pub(crate) identity: (u64, u64),
+    pub identity: (u64, u64),
     /// The inode, if the file is in an image.
-    pub(crate) id: Option<InodeId>,
+    pub id: Option<InodeId>,
 }
 
 impl SourceInfo {
     /// Whether the file is a directory.
-    pub(crate) fn is_dir(&self) -> bool {
+    pub fn is_dir(&self) -> bool {
         type_of(self.mode) == mode::DIRECTORY
     }
 }
 
 /// Names and values of extended attributes.
-pub(crate) type XattrList = Vec<(Vec<u8>, Vec<u8>)>;
+pub type XattrList = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// Times of the last access and of the last modification.
-pub(crate) type Times = (Timespec, Timespec);
+pub type Times = (Timespec, Timespec);
 
 /// Attributes to set on the copy. An attribute that is `None` or empty keeps the value that a new file has.
 #[derive(Clone, Debug)]
-pub(crate) struct CopiedAttributes {
+pub struct CopiedAttributes {
     /// Owner and group, which are set together with the mode.
-    pub(crate) owner: Option<(u32, u32)>,
+    pub owner: Option<(u32, u32)>,
     /// Type and permissions.
-    pub(crate) mode: u32,
+    pub mode: u32,
     /// Extended attributes.
-    pub(crate) xattrs: XattrList,
+    pub xattrs: XattrList,
     /// Times.
-    pub(crate) times: Option<Times>,
+    pub times: Option<Times>,
 }
 
 impl CopiedAttributes {
@@ -168,10 +169,10 @@ impl CopiedAttributes {
 }
 
 /// Receives a piece of a file: its offset and bytes.
-pub(crate) type PieceCallback<'p> = &'p mut dyn FnMut(u64, &[u8]) -> anyhow::Result<()>;
+pub type PieceCallback<'p> = &'p mut dyn FnMut(u64, &[u8]) -> anyhow::Result<()>;
 
 /// The source of a copy.
-pub(crate) trait CopySource {
+pub trait CopySource {
     /// Returns the attributes of the file at a path; `None` if there is no file.
     fn info(&self, path: &[u8], follow: bool) -> anyhow::Result<Option<SourceInfo>>;
     /// Whether the copy reads the content of this special file, as cp does without -r.
@@ -192,7 +193,7 @@ pub(crate) trait CopySource {
 
 /// The target of a copy. `named` means that the user named the file itself; other files were found by walking a
 /// directory.
-pub(crate) trait CopyTarget {
+pub trait CopyTarget {
     /// The target's path; all other paths are below it.
     fn top(&self) -> Vec<u8>;
     /// Returns the file at a path, if there is one. With `follow`, a symbolic link at the path is resolved, as far as
@@ -224,7 +225,7 @@ pub(crate) trait CopyTarget {
     fn set_xattrs(&self, path: &[u8], xattrs: &XattrList) -> anyhow::Result<()>;
     /// Sets the times.
     fn set_times(&self, path: &[u8], times: Times) -> anyhow::Result<()>;
-    /// Sets the attributes of a directory, symbolic link or special file. ([`To::make_file`] sets those of the file
+    /// Sets the attributes of a directory, symbolic link or special file. ([`CopyTarget::make_file`] sets those of the file
     /// that it makes.)
     fn set_attributes(&self, path: &[u8], attributes: &CopiedAttributes) -> anyhow::Result<()> {
         self.set_each_attribute(path, attributes)
@@ -250,7 +251,7 @@ pub(crate) trait CopyTarget {
 /// # Errors
 /// The source does not exist, the target cannot be made, or the filesystem accepts no more data. A file that cannot be
 /// copied is reported as [`CopyMessage::Failed`], counted, and skipped.
-pub(crate) fn copy_from_host(
+pub fn copy_from_host(
     source: &Path,
     image: &ImageFiles<'_>,
     path: &[u8],
