@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
+use ubtrfs_device::OpenError;
 
 /// The result of this crate's operations.
 ///
@@ -46,12 +47,12 @@ enum Reason {
     #[error(transparent)]
     Filesystem(#[from] ubtrfs_fs::Error),
     #[error(transparent)]
-    Device(#[from] ubtrfs_device::OpenError),
+    Device(#[from] OpenError),
     #[error(transparent)]
     Host(#[from] io::Error),
     #[error(transparent)]
     Receive(#[from] ubtrfs_fs::ReceiveError),
-    /// An error of an archive with its causes, and the errno of the first cause that has one.
+    /// An error of an archive or copy with its causes, and the errno of the first cause that has one.
     #[cfg(feature = "import")]
     #[error("{text}")]
     Archive { text: String, errno: Option<i32> },
@@ -70,7 +71,7 @@ impl Error {
 
     /// The failure to open a device, for crates of this workspace.
     #[doc(hidden)]
-    pub fn of_device(operation: &'static str, path: &Path, cause: ubtrfs_device::OpenError) -> Self {
+    pub fn of_device(operation: &'static str, path: &Path, cause: OpenError) -> Self {
         Self::new(operation, path, cause)
     }
 
@@ -86,30 +87,14 @@ impl Error {
 
     /// The Linux error number of the reason, as the kernel's btrfs would return it.
     pub fn errno(&self) -> i32 {
-        use ubtrfs_device::OpenError;
-
-        let errno = match &self.0.reason {
-            Reason::Filesystem(error) => return error.errno(),
-            Reason::Receive(error) => return errno_of_receive(&error.problem),
+        match &self.0.reason {
+            Reason::Filesystem(error) => error.errno(),
+            Reason::Receive(error) => errno_of_receive(&error.problem),
             #[cfg(feature = "import")]
-            Reason::Archive { errno, .. } => return errno.unwrap_or(Errno::INVAL.raw_os_error()),
-            Reason::Device(OpenError::Io { source, .. }) | Reason::Host(source) => {
-                return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
-            }
-            Reason::Device(OpenError::Missing { .. }) => Errno::NOENT,
-            Reason::Device(OpenError::Exists { .. }) => Errno::EXIST,
-            Reason::Device(OpenError::Permission { .. } | OpenError::NoEntry { .. }) => Errno::ACCESS,
-            Reason::Device(OpenError::ReadOnlyHost { .. }) => Errno::ROFS,
-            Reason::Device(
-                OpenError::Locked { .. }
-                | OpenError::OpenHere { .. }
-                | OpenError::Mounted { .. }
-                | OpenError::Served { .. }
-                | OpenError::BackingInUse { .. },
-            ) => Errno::BUSY,
-            Reason::Device(_) => Errno::INVAL,
-        };
-        errno.raw_os_error()
+            Reason::Archive { errno, .. } => errno.unwrap_or(Errno::INVAL.raw_os_error()),
+            Reason::Device(error) => errno_of_device(error),
+            Reason::Host(source) => source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
+        }
     }
 
     /// The [`std::io::ErrorKind`] of [`errno`](Self::errno).
@@ -121,6 +106,24 @@ impl Error {
     pub fn is_corruption(&self) -> bool {
         matches!(&self.0.reason, Reason::Filesystem(ubtrfs_fs::Error::Engine(ubtrfs_error::Error::Corrupt(_))))
     }
+}
+
+/// The error number for the reason why a device was not opened.
+fn errno_of_device(error: &OpenError) -> i32 {
+    let errno = match error {
+        OpenError::Io { source, .. } => return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
+        OpenError::Missing { .. } => Errno::NOENT,
+        OpenError::Exists { .. } => Errno::EXIST,
+        OpenError::Permission { .. } | OpenError::NoEntry { .. } => Errno::ACCESS,
+        OpenError::ReadOnlyHost { .. } => Errno::ROFS,
+        OpenError::Locked { .. }
+        | OpenError::OpenHere { .. }
+        | OpenError::Mounted { .. }
+        | OpenError::Served { .. }
+        | OpenError::BackingInUse { .. } => Errno::BUSY,
+        _ => Errno::INVAL,
+    };
+    errno.raw_os_error()
 }
 
 /// The error number for the reason why a stream was not received. Some reasons have the number of the
@@ -161,8 +164,8 @@ impl From<ubtrfs_fs::ReceiveError> for Cause {
     }
 }
 
-impl From<ubtrfs_device::OpenError> for Cause {
-    fn from(error: ubtrfs_device::OpenError) -> Self {
+impl From<OpenError> for Cause {
+    fn from(error: OpenError) -> Self {
         Self(error.into())
     }
 }
@@ -171,8 +174,10 @@ impl From<ubtrfs_device::OpenError> for Cause {
 impl From<anyhow::Error> for Cause {
     fn from(error: anyhow::Error) -> Self {
         let errno = error.chain().find_map(|cause| {
-            let of_fs = cause.downcast_ref().map(ubtrfs_fs::Error::errno);
-            of_fs.or_else(|| cause.downcast_ref::<io::Error>()?.raw_os_error())
+            let of_fs = || cause.downcast_ref().map(ubtrfs_fs::Error::errno);
+            let of_host = || cause.downcast_ref::<io::Error>()?.raw_os_error();
+            let of_call = || cause.downcast_ref::<Errno>().map(|errno| errno.raw_os_error());
+            of_fs().or_else(of_host).or_else(of_call).or_else(|| cause.downcast_ref().map(errno_of_device))
         });
         Self(Reason::Archive { text: format!("{error:#}"), errno })
     }

@@ -42,6 +42,7 @@
 //! | options of a new or an opened filesystem | [`MkfsOptions`], [`MountOptions`] |
 //! | checking a filesystem without changing it | [`check()`] |
 //! | unpacking and writing tar archives (feature `import`) | `Filesystem::import`, `Filesystem::export` |
+//! | copying trees from and to the host (feature `import`) | `Filesystem::copy_from_host`, `Filesystem::copy_to_host` |
 //! | mounting a filesystem through FUSE (feature `fuse`) | `Filesystem::mount`, `fuse` |
 //! | types of the disk format in options, reports and errors | [`mod@format`] |
 //!
@@ -74,6 +75,8 @@ mod archive;
 mod attributes;
 #[doc(hidden)]
 pub mod bindings;
+#[cfg(feature = "import")]
+mod copy;
 mod dir;
 mod error;
 mod file;
@@ -94,6 +97,8 @@ mod verify;
 
 #[cfg(feature = "import")]
 pub use archive::ArchiveEvent;
+#[cfg(feature = "import")]
+pub use copy::CopyEvent;
 pub use dir::{DirEntry, ReadDir};
 pub use error::{Error, Result};
 pub use file::{File, OpenOptions};

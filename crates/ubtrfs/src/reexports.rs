@@ -1,7 +1,9 @@
 //! Types of other crates that are part of the library's interface, each with an example.
 
 #[cfg(feature = "import")]
-pub use archives::{ExportOptions, ExportReport, ImportOptions, ImportReport};
+pub use archives::{
+    CopyOptions, CopyReport, ExportOptions, ExportReport, IdRange, ImportOptions, ImportReport, OwnerMap,
+};
 /// ```
 /// use ubtrfs::{CheckLimits, CheckOptions};
 ///
@@ -385,4 +387,55 @@ mod archives {
     /// ```
     #[doc(inline)]
     pub use ubtrfs_archive::ImportReport;
+    /// ```
+    /// use ubtrfs::CopyOptions;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// # let scratch = tempfile::tempdir()?;
+    /// # let source = scratch.path().join("source");
+    /// # std::fs::write(&source, "text")?;
+    /// // Every copy belongs to root, and has the time of the copy.
+    /// let options = CopyOptions { owner: Some((0, 0)), keep_times: false, ..CopyOptions::default() };
+    /// fs.copy_from_host(&source, "/copy", &options, &|_| {})?;
+    /// assert_eq!(fs.metadata("/copy")?.uid(), 0);
+    /// # Ok(()) }
+    /// ```
+    #[doc(inline)]
+    pub use ubtrfs_archive::copy::CopyOptions;
+    /// ```
+    /// use ubtrfs::{CopyOptions, CopyReport};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// # let scratch = tempfile::tempdir()?;
+    /// # let target = scratch.path().join("target");
+    /// fs.write("/f", "text")?;
+    /// fs.hard_link("/f", "/g")?;
+    /// let report = fs.copy_to_host("/", &target, &CopyOptions::default(), &|_| {})?;
+    /// let expected = CopyReport { files: 1, hard_links: 1, directories: 1, bytes: 4, ..CopyReport::default() };
+    /// assert_eq!(report, expected);
+    /// # Ok(()) }
+    /// ```
+    #[doc(inline)]
+    pub use ubtrfs_archive::copy::CopyReport;
+    /// ```
+    /// use ubtrfs::IdRange;
+    ///
+    /// // The users 100000 to 165535 of a user namespace become 0 to 65535.
+    /// let range = IdRange { from: 100_000, to: 0, count: 65_536 };
+    /// # assert_eq!(range.from + range.count, 165_536);
+    /// ```
+    #[doc(inline)]
+    pub use ubtrfs_archive::copy::IdRange;
+    /// ```
+    /// use ubtrfs::{CopyOptions, IdRange, OwnerMap};
+    ///
+    /// // Only the user 1000 is known. Files of other users are not copied.
+    /// let users = vec![IdRange { from: 1000, to: 0, count: 1 }];
+    /// let options = CopyOptions { owners: OwnerMap { users, groups: Vec::new() }, ..CopyOptions::default() };
+    /// # assert!(options.keep_owner);
+    /// ```
+    #[doc(inline)]
+    pub use ubtrfs_archive::copy::OwnerMap;
 }

@@ -88,6 +88,26 @@ impl<'f> ImageFiles<'f> {
         new_subvolume::finish(self.subvolumes, self.fs)
     }
 
+    /// Follows the symbolic links at the end of a path. Returns the path of the file that they lead to.
+    pub(super) fn followed(&self, path: &[u8]) -> anyhow::Result<Vec<u8>> {
+        let shown = || format!("'{}'", printable(path));
+        let found = self.fs.lookup_path(path, true).with_context(shown)?;
+        let mut path = path.to_vec();
+        for _ in 0..=MAX_LINKS {
+            let attr = self.attr(&path, false)?;
+            if attr.id == found.id {
+                return Ok(path);
+            }
+            if type_of(attr.mode) != mode::SYMLINK {
+                break;
+            }
+            let target = self.fs.readlink(attr.id)?;
+            let dir_len = path.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+            path = if target.starts_with(b"/") { target } else { child_path(&path[..dir_len], &target) };
+        }
+        bail!("{} leads to a file by '.' or '..' behind a symbolic link; name the file itself", shown())
+    }
+
     fn attr(&self, path: &[u8], follow: bool) -> anyhow::Result<Attr> {
         self.find(path, follow)?.ok_or(Error::NotFound).with_context(|| format!("'{}'", printable(path)))
     }

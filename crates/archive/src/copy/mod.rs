@@ -19,6 +19,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use anyhow::Context;
+use rustix::io::Errno;
 use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::{InodeId, mode};
 
@@ -29,7 +30,7 @@ pub use self::new_subvolume::CopiedSubvolume;
 pub use self::operation::CopyOperation;
 pub use self::owners::{IdRange, OwnerMap, UnmappedOwner};
 
-use crate::walk::{printable, type_of};
+use crate::walk::{shown, type_of};
 
 /// What a copy keeps of the source. The default keeps everything, as `cp -a` does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +63,7 @@ impl Default for CopyOptions {
 }
 
 /// The numbers of files that a copy made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct CopyReport {
     /// Regular files.
     pub files: u64,
@@ -245,8 +246,8 @@ pub trait CopyTarget {
 }
 
 /// Copies a file, or the content and attributes of a directory, from the host to a path of a filesystem. The last name
-/// of the path need not exist. A symbolic link at `source` is followed. The files with the identities `own_files`, which
-/// hold the filesystem, are not copied. The last changes are not committed on return.
+/// of the path need not exist. Symbolic links at `source` and at `path` are followed. The files with the identities
+/// `own_files`, which hold the filesystem, are not copied. The last changes are not committed on return.
 ///
 /// # Errors
 /// The source does not exist, the target cannot be made, or the filesystem accepts no more data. A file that cannot be
@@ -261,12 +262,44 @@ pub fn copy_from_host(
 ) -> anyhow::Result<CopyReport> {
     let from = source.as_os_str().as_bytes();
     let host = HostFiles::default();
-    let info = host.info(from, true)?.with_context(|| format!("{} does not exist", printable(from)))?;
+    let info =
+        host.info(from, true)?.ok_or(Errno::NOENT).with_context(|| format!("{} does not exist", shown(source)))?;
+    let path = match image.there(path, true, true)? {
+        Some(there) if there.is_dir() => image.followed(path)?,
+        _ => path.to_vec(),
+    };
     let mut copy = CopyOperation::new(options, &host, image, watch);
     copy.own_files = own_files;
     copy.ends_with_target = true;
-    copy.tree(from.to_vec(), path.to_vec(), info)?;
+    copy.tree(from.to_vec(), path, info)?;
     let report = copy.report();
     image.finish_subvolumes()?;
     Ok(report)
+}
+
+/// Copies a file, or the content and attributes of a directory, from a filesystem to a path of the host. The last name of
+/// `target` need not exist. Symbolic links at `path` and at `target` are followed.
+///
+/// # Errors
+/// The source does not exist, the target cannot be made, or the host's filesystem accepts no more data. A file that
+/// cannot be copied is reported as [`CopyMessage::Failed`], counted, and skipped.
+pub fn copy_to_host(
+    image: &ImageFiles<'_>,
+    path: &[u8],
+    target: &Path,
+    options: &CopyOptions,
+    watch: CopyWatch<'_>,
+) -> anyhow::Result<CopyReport> {
+    let path = image.followed(path)?;
+    let info = image.info(&path, false)?.ok_or(Errno::NOENT)?;
+    if !target.is_dir() {
+        // Tells why.
+        let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        std::fs::metadata(dir).with_context(|| shown(dir))?;
+    }
+    let to = HostTarget::open(target, watch)?;
+    let mut copy = CopyOperation::new(options, image, &to, watch);
+    copy.ends_with_target = true;
+    copy.tree(path, to.top(), info)?;
+    Ok(copy.report())
 }

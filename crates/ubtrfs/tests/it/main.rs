@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod copy;
 mod doc_examples;
 mod examples;
 mod library;
