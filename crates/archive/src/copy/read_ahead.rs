@@ -8,12 +8,13 @@
 //! - R3. Not more than [`BATCHES`] batches wait, so memory does not grow with the files. Attributes and names count in a
 //!   batch as content does.
 //! - R4. The content of a file with several names is read once. If the copy wants it again, it reads it.
+//! - R5. The thread has ended when [`ReadAhead`] is dropped. So nothing reads the source after a copy.
 
 use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use ubtrfs_fs::mode;
 
@@ -45,7 +46,9 @@ enum ReadPart {
 
 /// A walk that is under way.
 pub(super) struct ReadAhead {
-    from: Receiver<Vec<ReadPart>>,
+    /// `None` when this value is dropped.
+    from: Option<Receiver<Vec<ReadPart>>>,
+    thread: Option<JoinHandle<()>>,
     arrived: VecDeque<ReadPart>,
     /// The entry that the copy asked for last.
     current: Option<ReadEntry>,
@@ -61,13 +64,13 @@ impl ReadAhead {
             // The copy has ended if this fails.
             let _ = walk.below(dir, names).and_then(|()| walk.pass_batch());
         };
-        thread::Builder::new().name("read-ahead".to_owned()).spawn(run).ok()?;
-        Some(Self { from, arrived: VecDeque::new(), current: None })
+        let thread = thread::Builder::new().name("read-ahead".to_owned()).spawn(run).ok()?;
+        Some(Self { from: Some(from), thread: Some(thread), arrived: VecDeque::new(), current: None })
     }
 
     fn next(&mut self) -> Option<ReadPart> {
         if self.arrived.is_empty() {
-            self.arrived = self.from.recv().ok()?.into();
+            self.arrived = self.from.as_ref()?.recv().ok()?.into();
         }
         self.arrived.pop_front()
     }
@@ -99,6 +102,18 @@ impl ReadAhead {
                 Some(ReadPart::End { complete }) => return Ok(complete),
                 Some(ReadPart::Entry(_)) | None => return Ok(false),
             }
+        }
+    }
+}
+
+impl Drop for ReadAhead {
+    /// Ends the thread (R5), which fails to pass on the next batch.
+    fn drop(&mut self) {
+        self.from = None;
+        if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join)
+            && !thread::panicking()
+        {
+            std::panic::resume_unwind(panic);
         }
     }
 }
@@ -308,6 +323,27 @@ mod tests {
         from.recv().unwrap();
         drop(from);
         assert!(walk.join().unwrap());
+    }
+
+    #[test]
+    fn nothing_reads_the_source_after_the_copy() {
+        let dir = tempfile::tempdir().unwrap();
+        for number in 0..64 {
+            std::fs::write(dir.path().join(number.to_string()), vec![1; PIECE_LEN]).unwrap();
+        }
+        let open_files = || {
+            let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+            files.filter(|file| std::fs::read_link(file.path()).is_ok_and(|path| path.starts_with(dir.path()))).count()
+        };
+        let path = dir.path().as_os_str().as_bytes();
+        for _ in 0..20 {
+            let files = HostFiles::default();
+            files.info(path, true).unwrap();
+            assert_eq!(files.names(path).unwrap().len(), 64);
+            assert!(open_files() > 0);
+            drop(files);
+            assert_eq!(open_files(), 0);
+        }
     }
 
     #[test]
