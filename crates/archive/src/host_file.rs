@@ -7,7 +7,7 @@
 //!   is removed; when the program is killed, it remains.
 //! - I2. An image in use is never written, under any path that leads to it.
 //! - I3. Devices, FIFOs, and files named as open files of a process (such as `/dev/stdout`) are written in place, never
-//!   removed or replaced.
+//!   removed or replaced, except by [`HostFile::replacing`].
 //! - I4. [`HostFile::in_dir`] touches only one name in one directory, and follows no links.
 //! - I5. Files and directories that a user named are found name by name, and opened by what was found ([`find_target`]). In
 //!   a FUSE mount of another user, no link is followed and the mount is not left.
@@ -161,6 +161,16 @@ impl HostFile {
                 }
                 Ok(Self { file, place: HostOutput::Direct, written: 0 })
             }
+        }
+    }
+
+    /// Works like [`HostFile::in_dir`], but also replaces a device, FIFO or socket of that name.
+    pub fn replacing(dir: &Arc<OwnedFd>, name: &[u8], mode: u32) -> anyhow::Result<Self> {
+        check_name(name)?;
+        let found = rustix::fs::statat(&**dir, name, AtFlags::SYMLINK_NOFOLLOW);
+        match found.map(|stat| FileType::from_raw_mode(stat.st_mode)) {
+            Ok(FileType::RegularFile | FileType::Directory) | Err(_) => Self::in_dir(dir, name, mode),
+            Ok(_) => Self::temporary(dir, name, true, mode),
         }
     }
 

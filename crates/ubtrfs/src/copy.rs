@@ -120,7 +120,8 @@ impl Filesystem {
     ///
     /// `host_path` names the copy itself, and the directory that contains it must exist. A directory that exists at
     /// `host_path` is completed: other files in it stay, and files with the same names are replaced when their copies are
-    /// complete. Nothing outside of `host_path` is changed, for all names in the filesystem and all links on the host.
+    /// complete. Nothing outside of `host_path` is changed, for all names in the filesystem, and for all links and device
+    /// files that are below `host_path`.
     /// Symbolic links at `path` and at `host_path` are followed; all others are copied as links. `progress` is called from
     /// any thread.
     ///

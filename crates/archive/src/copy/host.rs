@@ -249,6 +249,8 @@ pub struct HostTarget<'w> {
     shown: PathBuf,
     /// The target's name in the directory, if the user named no directory.
     name: Option<Vec<u8>>,
+    /// Whether files replace devices, FIFOs and sockets.
+    replaces_special: bool,
     watch: CopyWatch<'w>,
 }
 
@@ -264,7 +266,13 @@ impl<'w> HostTarget<'w> {
             }
         };
         let beneath = Beneath::new(Arc::new(host_file::open_dir(dir)?));
-        Ok(Self { beneath, shown: dir.to_owned(), name, watch })
+        Ok(Self { beneath, shown: dir.to_owned(), name, replaces_special: false, watch })
+    }
+
+    /// Lets files replace devices, FIFOs and sockets, instead of being written into them as by cp. Such a file may come
+    /// from another copy, and its device may be any.
+    pub fn replacing_special(self) -> Self {
+        Self { replaces_special: true, ..self }
     }
 
     fn place<'p>(&self, path: &'p [u8]) -> anyhow::Result<(Arc<OwnedFd>, &'p [u8])> {
@@ -372,7 +380,10 @@ impl CopyTarget for HostTarget<'_> {
             true => HostFile::named(&self.shown(path), info.mode)?,
             false => {
                 let (dir, name) = self.place(path)?;
-                HostFile::in_dir(&dir, name, info.mode)?
+                match self.replaces_special {
+                    true => HostFile::replacing(&dir, name, info.mode)?,
+                    false => HostFile::in_dir(&dir, name, info.mode)?,
+                }
             }
         };
         let mut end = 0;

@@ -278,7 +278,8 @@ pub fn copy_from_host(
 }
 
 /// Copies a file, or the content and attributes of a directory, from a filesystem to a path of the host. The last name of
-/// `target` need not exist. Symbolic links at `path` and at `target` are followed.
+/// `target` need not exist. Symbolic links at `path` and at `target` are followed. Below `target`, devices, FIFOs and
+/// sockets are replaced, because another copy may have made them.
 ///
 /// # Errors
 /// The source does not exist, the target cannot be made, or the host's filesystem accepts no more data. A file that
@@ -297,7 +298,7 @@ pub fn copy_to_host(
         let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         std::fs::metadata(dir).with_context(|| shown(dir))?;
     }
-    let to = HostTarget::open(target, watch)?;
+    let to = HostTarget::open(target, watch)?.replacing_special();
     let mut copy = CopyOperation::new(options, image, &to, watch);
     copy.ends_with_target = true;
     copy.tree(path, to.top(), info)?;

@@ -372,6 +372,33 @@ fn a_link_of_one_image_leads_no_other_copy_out_of_the_target() {
     inner.close();
 }
 
+/// Another copy may have made the device, and its name may now be that of a file.
+#[test]
+fn special_files_on_the_host_are_replaced_and_not_written() {
+    let scene = Scene::new();
+    let target = scene.at("target");
+    fs::create_dir_all(target.join("d")).unwrap();
+    let mut names = vec!["/d/fifo", "/d/socket"];
+    rustix::fs::mknodat(CWD, target.join("d/fifo"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(target.join("d/socket")).unwrap());
+    if capability::root() {
+        // Nothing can be written to this device.
+        let full = rustix::fs::makedev(1, 7);
+        rustix::fs::mknodat(CWD, target.join("d/full"), FileType::CharacterDevice, Mode::RWXU, full).unwrap();
+        names.push("/d/full");
+    }
+    scene.fs.create_dir("/d").unwrap();
+    for name in &names {
+        scene.fs.write(name, "text").unwrap();
+    }
+    copy_to(&scene.fs, "/", &target);
+    for name in &names {
+        assert!(fs::symlink_metadata(target.join(&name[1..])).unwrap().is_file());
+        assert_eq!(fs::read(target.join(&name[1..])).unwrap(), b"text");
+    }
+    scene.close();
+}
+
 #[test]
 fn crafted_images_change_nothing_outside_of_the_target() {
     if !capability::kernel_oracle() {
