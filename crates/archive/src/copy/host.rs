@@ -282,13 +282,8 @@ impl<'w> HostTarget<'w> {
     fn set_file_attributes(&self, file: &File, path: &[u8], attributes: &CopiedAttributes) -> anyhow::Result<()> {
         if let Some(owner) = attributes.owner {
             let (uid, gid) = ids_of(owner)?;
-            match rustix::fs::fchown(file, Some(uid), Some(gid)) {
-                // As with cp -p, the copy keeps only the attributes that the user may set.
-                Err(Errno::PERM) => {}
-                other => other?,
-            }
-            let mode = Mode::from_raw_mode(attributes.mode & mode::PERMISSIONS);
-            rustix::fs::fchmod(file, mode).context("cannot set its mode")?;
+            let has_owner = is_permitted(rustix::fs::fchown(file, Some(uid), Some(gid)))?;
+            rustix::fs::fchmod(file, kept_mode(attributes.mode, has_owner)).context("cannot set its mode")?;
         }
         for (name, value) in &attributes.xattrs {
             let done = rustix::fs::fsetxattr(file, os_string(name), value, XattrFlags::empty());
@@ -318,6 +313,21 @@ impl<'w> HostTarget<'w> {
         let below = normal_names(path).join(&b'/');
         self.shown.join(os_string(&below))
     }
+}
+
+/// Whether the user may set an owner. As with cp -p, the copy keeps only the attributes that the user may set.
+fn is_permitted(owned: rustix::io::Result<()>) -> rustix::io::Result<bool> {
+    match owned {
+        Ok(()) => Ok(true),
+        Err(Errno::PERM) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// The mode of a copy. Without its owner, a copy does not run programs as the user who made it.
+fn kept_mode(bits: u32, has_owner: bool) -> Mode {
+    let lost = if has_owner { 0 } else { mode::SETUID | mode::SETGID };
+    Mode::from_raw_mode(bits & mode::PERMISSIONS & !lost)
 }
 
 fn timestamps((atime, mtime): Times) -> Timestamps {
@@ -418,11 +428,8 @@ impl CopyTarget for HostTarget<'_> {
     fn set_owner(&self, path: &[u8], owner: (u32, u32), bits: u32) -> anyhow::Result<()> {
         let (dir, name) = self.place(path)?;
         let (uid, gid) = ids_of(owner)?;
-        match rustix::fs::chownat(&*dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW) {
-            // As with cp -p, the copy keeps only the attributes that the user may set.
-            Err(Errno::PERM) => {}
-            other => other?,
-        }
+        let owned = rustix::fs::chownat(&*dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW);
+        let has_owner = is_permitted(owned)?;
         if type_of(bits) != mode::SYMLINK {
             let file =
                 rustix::fs::openat(&*dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
@@ -430,7 +437,7 @@ impl CopyTarget for HostTarget<'_> {
             if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) == FileType::Symlink {
                 bail!("it was replaced by a symbolic link during the copy");
             }
-            rustix::fs::chmod(opened, Mode::from_raw_mode(bits & mode::PERMISSIONS)).context("cannot set its mode")?;
+            rustix::fs::chmod(opened, kept_mode(bits, has_owner)).context("cannot set its mode")?;
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::common::{ok, refused};
 use tempfile::TempDir;
-use ubtrfs_testkit::capability::{fuse, kernel_oracle};
+use ubtrfs_testkit::capability::{fuse, kernel_oracle, program, root};
 use ubtrfs_testkit::{Image, LoopDevice, LoopMount, btrfs_check, run as sh};
 
 fn ubtrfs(args: &[&str]) -> Output {
@@ -94,6 +94,38 @@ fn a_directory_that_exists_takes_the_attributes_of_the_copied_one() {
             let len = rustix::fs::getxattr(&target, "user.top", &mut value[..]).unwrap();
             assert_eq!(&value[..len], b"value", "{name}");
         }
+    }
+}
+
+/// A set-user-id program of root would otherwise run as the user who copied it out of an image.
+#[test]
+fn a_copy_without_its_owner_loses_the_set_ids() {
+    if !root() || !program("setpriv") {
+        return;
+    }
+    let bed = Bed::new();
+    let source = bed.join("tree");
+    fs::create_dir_all(source.join("d")).unwrap();
+    fs::write(source.join("run"), "program").unwrap();
+    for name in ["run", "d"] {
+        fs::set_permissions(source.join(name), PermissionsExt::from_mode(0o6755)).unwrap();
+    }
+    ok(ubtrfs(&["mkfs", "-q", "-r", &text(&source), "-b", "200M", &text(&bed.join("set.img"))]));
+    ok(ubtrfs(&["cp", "-a", &format!("{}:/", text(&bed.join("set.img"))), &text(&bed.join("of-root"))]));
+    fs::copy(env!("CARGO_BIN_EXE_ubtrfs"), bed.join("ubtrfs")).unwrap();
+    fs::create_dir(bed.join("work")).unwrap();
+    fs::set_permissions(bed.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    std::os::unix::fs::chown(bed.join("work"), Some(65534), Some(65534)).unwrap();
+    let copied = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"])
+        .args([bed.join("ubtrfs"), "cp".into(), "-a".into(), "../set.img:/.".into(), ".".into()])
+        .current_dir(bed.join("work"))
+        .output()
+        .unwrap();
+    ok(copied);
+    for name in ["run", "d"] {
+        let mode = |dir: &str| fs::metadata(bed.join(dir).join(name)).unwrap().mode() & 0o7777;
+        assert_eq!((mode("of-root"), mode("work")), (0o6755, 0o755), "{name}");
     }
 }
 
