@@ -22,21 +22,13 @@ Errors are `OSError` with an errno. `CorruptionError` is raised for damage, and 
 from __future__ import annotations
 
 from ._devices import Device, FileObjectDevice
+from ._entries import DirEntry
 from ._errors import CorruptionError
 from ._files import RawFile
-from ._filesystem import (
-    CheckReport,
-    DirEntry,
-    Filesystem,
-    Problem,
-    Subvolume,
-    Usage,
-    check,
-    make,
-    make_in_memory,
-    open,
-)
+from ._filesystem import Filesystem
+from ._opening import check, make, make_in_memory, open
 from ._path import Path
+from ._reports import CheckReport, Problem, Subvolume, Usage
 from ._streams import ReceivedSubvolume, ReceiveReport, ReceiveStream, SendStream
 from ._ubtrfs import Stat, __version__
 

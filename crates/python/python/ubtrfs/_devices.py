@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any, Protocol, Union, runtime_checkable
 
 __all__ = ["Device", "FileObjectDevice"]
@@ -111,3 +112,21 @@ def is_file_object(target: object) -> bool:
 def as_device(target: Any, size: int | None = None) -> Any:
     """The device for a device or a file object."""
     return target if is_device(target) else FileObjectDevice(target, size)
+
+
+def host_paths(target: object) -> list[bytes] | None:
+    """The paths that the argument of `open` or `make` names; `None` if it has objects."""
+    if isinstance(target, (str, bytes, os.PathLike)):
+        return [os.fsencode(target)]
+    if isinstance(target, Sequence) and target and all(isinstance(one, (str, bytes, os.PathLike)) for one in target):
+        return [os.fsencode(one) for one in target]
+    return None
+
+
+def host_devices(target: Any, size: int | None = None) -> list[Any]:
+    """The devices for the argument of `open` or `make`: devices or file objects, one or several."""
+    many = target if isinstance(target, (list, tuple)) else [target]
+    for one in many:
+        if not is_device(one) and not is_file_object(one):
+            raise TypeError(f"expected a path, a seekable file object or a device, not {type(one).__name__}")
+    return [as_device(one, size) for one in many]

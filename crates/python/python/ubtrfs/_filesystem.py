@@ -1,9 +1,8 @@
-"""Opening and making filesystems, and everything that works by path."""
+"""An open filesystem, and everything that works by path."""
 
 from __future__ import annotations
 
 import atexit
-import errno
 import os
 import posixpath
 import stat as stat_module
@@ -13,28 +12,22 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
-from typing import IO, Any, AnyStr, Generic, Union, overload
-from uuid import UUID
+from typing import IO, Any, overload
 
 from . import _ubtrfs
-from ._devices import as_device, is_device, is_file_object
+from ._entries import DirEntry
 from ._files import open_file, wrap
+from ._names import LEADS_NOWHERE, AnyPath, BytesPath, TextPath, encode, shown
 from ._path import Path
+from ._reports import Subvolume, Usage
 from ._streams import Progress, ReceiveReport, ReceiveStream, SendStream, receive_all
 from ._ubtrfs import Stat
 
-AnyPath = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]", Path]
-BytesPath = Union[bytes, "os.PathLike[bytes]"]
-TextPath = Union[str, "os.PathLike[str]", Path]
+__all__ = ["Filesystem"]
 
 #: Open filesystems. They are closed before the interpreter ends.
 _open: weakref.WeakSet[Filesystem] = weakref.WeakSet()
-
-
-#: Errors of a path that leads nowhere, as a link may make it.
-_LEADS_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def _close_all() -> None:
@@ -55,155 +48,6 @@ def _forget_all() -> None:
 
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_forget_all)
-
-
-def _encode(path: AnyPath) -> bytes:
-    return bytes(path) if isinstance(path, Path) else os.fsencode(path)
-
-
-def _shown(path: AnyPath) -> str | bytes:
-    return str(path) if isinstance(path, Path) else os.fspath(path)
-
-
-def _paths(target: object) -> list[bytes] | None:
-    """The paths that the argument of `open` or `make` names; `None` if it has objects."""
-    if isinstance(target, (str, bytes, os.PathLike)):
-        return [os.fsencode(target)]
-    if isinstance(target, Sequence) and target and all(isinstance(one, (str, bytes, os.PathLike)) for one in target):
-        return [os.fsencode(one) for one in target]
-    return None
-
-
-def _devices(target: Any, size: int | None = None) -> list[Any]:
-    many = target if isinstance(target, (list, tuple)) else [target]
-    for one in many:
-        if not is_device(one) and not is_file_object(one):
-            raise TypeError(f"expected a path, a seekable file object or a device, not {type(one).__name__}")
-    return [as_device(one, size) for one in many]
-
-
-@dataclass(frozen=True)
-class Usage:
-    """The space of a filesystem in bytes."""
-
-    total: int
-    free: int
-    available: int
-
-
-@dataclass(frozen=True)
-class Subvolume:
-    """A subvolume or snapshot."""
-
-    id: int
-    #: From the top level, without a leading slash; empty for the top level itself.
-    path: str
-    parent_id: int | None
-    read_only: bool
-    uuid: UUID
-    #: The subvolume that this one is a snapshot of.
-    parent_uuid: UUID | None
-    #: The subvolume at the sender, if this one was received.
-    received_uuid: UUID | None
-    generation: int
-    #: Nanoseconds since 1970.
-    created_ns: int
-
-    @classmethod
-    def _of(cls, words: _ubtrfs._Subvolume) -> Subvolume:
-        number, path, parent, read_only, own, parent_uuid, received, generation, created = words
-        return cls(
-            number,
-            os.fsdecode(path),
-            parent,
-            read_only,
-            UUID(own),
-            UUID(parent_uuid) if parent_uuid else None,
-            UUID(received) if received else None,
-            generation,
-            created,
-        )
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A finding of `check`."""
-
-    code: str
-    #: False for a warning.
-    is_damage: bool
-    text: str
-
-
-@dataclass(frozen=True)
-class CheckReport:
-    """The result of `check`."""
-
-    is_clean: bool
-    #: Whether all parts of the check ran.
-    is_complete: bool
-    problems: list[Problem]
-
-
-class DirEntry(Generic[AnyStr]):
-    """An entry of a directory, from `Filesystem.scandir`. The interface is that of `os.DirEntry`."""
-
-    __slots__ = ("_fs", "_is_subvolume", "name", "path", "type_bits")
-
-    #: The name, as `str` if the directory was given as `str`.
-    name: AnyStr
-    #: The path of the directory with the name.
-    path: AnyStr
-    #: The type bits of the mode, as in `stat.S_IFREG`.
-    type_bits: int
-
-    def __init__(self, fs: Filesystem, name: AnyStr, path: AnyStr, type_bits: int, is_subvolume: bool) -> None:
-        """Made by `scandir`."""
-        self._fs = fs
-        self.name = name
-        self.path = path
-        self.type_bits = type_bits
-        self._is_subvolume = is_subvolume
-
-    def __fspath__(self) -> AnyStr:
-        return self.path
-
-    def __repr__(self) -> str:
-        return f"<DirEntry {self.name!r}>"
-
-    def _is(self, kind: int, follow_symlinks: bool) -> bool:
-        if follow_symlinks and stat_module.S_ISLNK(self.type_bits):
-            try:
-                return stat_module.S_IFMT(self.stat().st_mode) == kind
-            except OSError as error:
-                if error.errno not in _LEADS_NOWHERE:
-                    raise
-                return False
-        return self.type_bits == kind
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether the entry is a directory, or a link to one."""
-        return self._is(stat_module.S_IFDIR, follow_symlinks)
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether the entry is a regular file, or a link to one."""
-        return self._is(stat_module.S_IFREG, follow_symlinks)
-
-    def is_symlink(self) -> bool:
-        """Whether the entry is a symbolic link."""
-        return stat_module.S_ISLNK(self.type_bits)
-
-    def is_subvolume(self) -> bool:
-        """Whether the entry is a subvolume."""
-        return self._is_subvolume
-
-    def inode(self) -> int:
-        """The inode number, which is unique in its subvolume."""
-        return self.stat(follow_symlinks=False).st_ino
-
-    def stat(self, *, follow_symlinks: bool = True) -> Stat:
-        """The attributes."""
-        return self._fs.stat(self.path, follow_symlinks=follow_symlinks)
 
 
 class Filesystem:
@@ -277,7 +121,8 @@ class Filesystem:
     def with_caller(self, uid: int, gid: int, umask: int = 0o022) -> Filesystem:
         """A handle whose new files belong to this user.
 
-        >>> fs = make_in_memory(256 << 20)
+        >>> import ubtrfs
+        >>> fs = ubtrfs.make_in_memory(256 << 20)
         >>> fs.with_caller(1000, 1000, 0o077).write_bytes("/notes", b"private")
         >>> oct(fs.stat("/notes").st_mode), fs.stat("/notes").st_uid
         ('0o100600', 1000)
@@ -318,7 +163,8 @@ class Filesystem:
     ) -> IO[Any]:
         """Opens a file as the built-in `open` does. `permissions` are those of a new file, by default 0644.
 
-        >>> fs = make_in_memory(256 << 20)
+        >>> import ubtrfs
+        >>> fs = ubtrfs.make_in_memory(256 << 20)
         >>> with fs.open("/log", "a") as log:
         ...     print("started", file=log)
         >>> with fs.open("/log") as log:
@@ -326,26 +172,26 @@ class Filesystem:
         ['started\\n']
         >>> fs.close()
         """
-        raw, text = open_file(self._fs, _encode(path), _shown(path), mode, permissions)
+        raw, text = open_file(self._fs, encode(path), shown(path), mode, permissions)
         return wrap(raw, text, buffering, encoding, errors, newline)
 
     def read_bytes(self, path: AnyPath) -> bytes:
         """The whole content of a file."""
-        return self._fs.read_bytes(_encode(path))
+        return self._fs.read_bytes(encode(path))
 
     def write_bytes(self, path: AnyPath, data: bytes) -> None:
         """Replaces the content of a file, or makes the file."""
-        self._fs.write_bytes(_encode(path), data if type(data) is bytes else memoryview(data).tobytes())
+        self._fs.write_bytes(encode(path), data if type(data) is bytes else memoryview(data).tobytes())
 
     def truncate(self, path: AnyPath, size: int) -> None:
         """Truncates a file, or extends it by a hole."""
-        raw, _ = open_file(self._fs, _encode(path), _shown(path), "r+b", None)
+        raw, _ = open_file(self._fs, encode(path), shown(path), "r+b", None)
         with raw:
             raw.truncate(size)
 
     def reflink(self, source: AnyPath, target: AnyPath) -> None:
         """Makes `target` a copy of a file that shares its data until one of them changes."""
-        self._fs.reflink(_encode(source), _encode(target))
+        self._fs.reflink(encode(source), encode(target))
 
     # Directories
 
@@ -355,8 +201,8 @@ class Filesystem:
     def listdir(self, path: TextPath = "/") -> list[str]: ...
     def listdir(self, path: AnyPath = "/") -> list[Any]:
         """The names in a directory: `bytes` if the path is `bytes`, else `str`."""
-        entries = self._fs.list_dir(_encode(path))
-        if isinstance(_shown(path), bytes):
+        entries = self._fs.list_dir(encode(path))
+        if isinstance(shown(path), bytes):
             return [name for name, _, _ in entries]
         return [os.fsdecode(name) for name, _, _ in entries]
 
@@ -367,15 +213,16 @@ class Filesystem:
     def scandir(self, path: AnyPath = "/") -> Iterator[Any]:
         """The entries of a directory, in the order of their creation.
 
-        >>> fs = make_in_memory(256 << 20)
+        >>> import ubtrfs
+        >>> fs = ubtrfs.make_in_memory(256 << 20)
         >>> fs.create_subvolume("/home")
         >>> fs.symlink("home", "/link")
         >>> [(entry.name, entry.is_dir(), entry.is_subvolume()) for entry in fs.scandir("/")]
         [('home', True, True), ('link', True, False)]
         >>> fs.close()
         """
-        top = _shown(path)
-        for name, bits, is_subvolume in self._fs.list_dir(_encode(path)):
+        top = shown(path)
+        for name, bits, is_subvolume in self._fs.list_dir(encode(path)):
             if isinstance(top, bytes):
                 yield DirEntry(self, name, posixpath.join(top, name), bits, is_subvolume)
             else:
@@ -407,7 +254,8 @@ class Filesystem:
     ) -> Iterator[tuple[Any, list[Any], list[Any]]]:
         """Walks a directory as `os.walk` does, also into subvolumes.
 
-        >>> fs = make_in_memory(256 << 20)
+        >>> import ubtrfs
+        >>> fs = ubtrfs.make_in_memory(256 << 20)
         >>> fs.makedirs("/a/b")
         >>> fs.write_bytes("/a/b/f", b"")
         >>> list(fs.walk("/"))
@@ -415,7 +263,7 @@ class Filesystem:
         >>> fs.close()
         """
         # Directories that are to be visited, and, bottom up, results that wait for their directories.
-        stack: list[Any] = [_shown(top)]
+        stack: list[Any] = [shown(top)]
         while stack:
             current: Any = stack.pop()
             if isinstance(current, tuple):
@@ -447,14 +295,14 @@ class Filesystem:
 
     def mkdir(self, path: AnyPath, mode: int | None = None) -> None:
         """Makes a directory, by default with the permissions 0755."""
-        name = _encode(path)
+        name = encode(path)
         self._fs.mkdir(name)
         if mode is not None:
             self._fs.chmod(name, mode)
 
     def makedirs(self, path: AnyPath, mode: int | None = None, exist_ok: bool = False) -> None:
         """Makes a directory and its missing parents."""
-        name = _encode(path)
+        name = encode(path)
         parts = [part for part in name.split(b"/") if part not in (b"", b".")]
         for end in range(1, len(parts)):
             parent = b"/" + b"/".join(parts[:end])
@@ -472,34 +320,34 @@ class Filesystem:
 
     def remove(self, path: AnyPath) -> None:
         """Removes a file or a link."""
-        self._fs.remove(_encode(path))
+        self._fs.remove(encode(path))
 
     unlink = remove
 
     def rmdir(self, path: AnyPath) -> None:
         """Removes an empty directory."""
-        self._fs.rmdir(_encode(path))
+        self._fs.rmdir(encode(path))
 
     def rmtree(self, path: AnyPath) -> None:
         """Removes a directory with its content. Subvolumes in it must be deleted before."""
-        self._fs.rmtree(_encode(path))
+        self._fs.rmtree(encode(path))
 
     def rename(self, source: AnyPath, target: AnyPath) -> None:
         """Renames a file or directory, and replaces an existing target."""
-        self._fs.rename(_encode(source), _encode(target))
+        self._fs.rename(encode(source), encode(target))
 
     replace = rename
 
     def link(self, source: AnyPath, target: AnyPath) -> None:
         """Makes another name for a file."""
-        self._fs.link(_encode(source), _encode(target))
+        self._fs.link(encode(source), encode(target))
 
     def symlink(self, target: AnyPath, path: AnyPath) -> None:
         """Makes `path` a symbolic link to `target`, which can be any text."""
-        text = _encode(target)
+        text = encode(target)
         if b"\0" in text:
             raise ValueError("embedded null byte")
-        self._fs.symlink(text, _encode(path))
+        self._fs.symlink(text, encode(path))
 
     @overload
     def readlink(self, path: BytesPath) -> bytes: ...
@@ -507,25 +355,25 @@ class Filesystem:
     def readlink(self, path: TextPath) -> str: ...
     def readlink(self, path: AnyPath) -> Any:
         """The target of a symbolic link."""
-        target = self._fs.readlink(_encode(path))
-        return target if isinstance(_shown(path), bytes) else os.fsdecode(target)
+        target = self._fs.readlink(encode(path))
+        return target if isinstance(shown(path), bytes) else os.fsdecode(target)
 
     # Attributes
 
     def stat(self, path: AnyPath, *, follow_symlinks: bool = True) -> Stat:
         """The attributes of a file. `st_dev` is the id of its subvolume."""
-        return self._fs.stat(_encode(path), follow_symlinks)
+        return self._fs.stat(encode(path), follow_symlinks)
 
     def lstat(self, path: AnyPath) -> Stat:
         """The attributes of a file, or of a link itself."""
-        return self._fs.stat(_encode(path), False)
+        return self._fs.stat(encode(path), False)
 
     def _kind(self, path: AnyPath, follow: bool = True) -> int:
         """The type bits of the mode; 0 if the path leads nowhere."""
         try:
-            return stat_module.S_IFMT(self._fs.stat(_encode(path), follow).st_mode)
+            return stat_module.S_IFMT(self._fs.stat(encode(path), follow).st_mode)
         except OSError as error:
-            if error.errno not in _LEADS_NOWHERE:
+            if error.errno not in LEADS_NOWHERE:
                 raise
             return 0
 
@@ -551,11 +399,11 @@ class Filesystem:
 
     def chmod(self, path: AnyPath, mode: int) -> None:
         """Sets the permissions; links are followed."""
-        self._fs.chmod(_encode(path), mode & 0o7777)
+        self._fs.chmod(encode(path), mode & 0o7777)
 
     def chown(self, path: AnyPath, uid: int, gid: int, *, follow_symlinks: bool = True) -> None:
         """Sets owner and group; -1 leaves one unchanged. This may clear set-id bits, so call `chmod` afterwards."""
-        self._fs.chown(_encode(path), None if uid == -1 else uid, None if gid == -1 else gid, follow_symlinks)
+        self._fs.chown(encode(path), None if uid == -1 else uid, None if gid == -1 else gid, follow_symlinks)
 
     def utime(
         self,
@@ -568,7 +416,8 @@ class Filesystem:
     ) -> None:
         """Sets the times of the last access and of the last change, as `os.utime` does, or the time of creation.
 
-        >>> fs = make_in_memory(256 << 20)
+        >>> import ubtrfs
+        >>> fs = ubtrfs.make_in_memory(256 << 20)
         >>> fs.write_bytes("/f", b"")
         >>> fs.utime("/f", (-1.5, 10), created_ns=5)
         >>> status = fs.stat("/f")
@@ -584,7 +433,7 @@ class Filesystem:
             now = time.time_ns()
             ns = (now, now)
         self._fs.utime(
-            _encode(path),
+            encode(path),
             accessed=None if ns is None else divmod(ns[0], 1_000_000_000),
             modified=None if ns is None else divmod(ns[1], 1_000_000_000),
             created=None if created_ns is None else divmod(created_ns, 1_000_000_000),
@@ -593,41 +442,41 @@ class Filesystem:
 
     def getxattr(self, path: AnyPath, attribute: str | bytes) -> bytes:
         """The value of an extended attribute. Links are not followed."""
-        value = self._fs.getxattr(_encode(path), os.fsencode(attribute))
+        value = self._fs.getxattr(encode(path), os.fsencode(attribute))
         if value is None:
             name = os.fsdecode(attribute)
-            raise OSError(61, f"cannot read the attribute '{name}': no such attribute", os.fsdecode(_encode(path)))
+            raise OSError(61, f"cannot read the attribute '{name}': no such attribute", os.fsdecode(encode(path)))
         return value
 
     def listxattr(self, path: AnyPath) -> list[str]:
         """The names of all extended attributes. Links are not followed."""
-        return [os.fsdecode(name) for name in self._fs.listxattr(_encode(path))]
+        return [os.fsdecode(name) for name in self._fs.listxattr(encode(path))]
 
     def setxattr(self, path: AnyPath, attribute: str | bytes, value: bytes) -> None:
         """Sets an extended attribute, for example `user.color`. Links are not followed."""
-        self._fs.setxattr(_encode(path), os.fsencode(attribute), value)
+        self._fs.setxattr(encode(path), os.fsencode(attribute), value)
 
     def removexattr(self, path: AnyPath, attribute: str | bytes) -> None:
         """Removes an extended attribute. Links are not followed."""
-        self._fs.removexattr(_encode(path), os.fsencode(attribute))
+        self._fs.removexattr(encode(path), os.fsencode(attribute))
 
     # Subvolumes
 
     def create_subvolume(self, path: AnyPath) -> None:
         """Makes an empty subvolume, which is durable on return."""
-        self._fs.create_subvolume(_encode(path))
+        self._fs.create_subvolume(encode(path))
 
     def snapshot(self, source: AnyPath, path: AnyPath, *, read_only: bool = False) -> None:
         """Makes a snapshot of the subvolume `source`, which is durable on return."""
-        self._fs.snapshot(_encode(source), _encode(path), read_only)
+        self._fs.snapshot(encode(source), encode(path), read_only)
 
     def delete_subvolume(self, path: AnyPath) -> None:
         """Deletes a subvolume or snapshot with its content."""
-        self._fs.delete_subvolume(_encode(path))
+        self._fs.delete_subvolume(encode(path))
 
     def set_read_only(self, path: AnyPath, read_only: bool = True) -> None:
         """Makes a subvolume read-only, or writable again."""
-        self._fs.set_read_only(_encode(path), read_only)
+        self._fs.set_read_only(encode(path), read_only)
 
     def subvolumes(self) -> list[Subvolume]:
         """All subvolumes of the filesystem, also outside of the opened one, in the order of their ids."""
@@ -635,7 +484,7 @@ class Filesystem:
 
     def subvolume(self, path: AnyPath) -> Subvolume:
         """The description of the subvolume at `path`."""
-        return Subvolume._of(self._fs.subvolume(_encode(path)))
+        return Subvolume._of(self._fs.subvolume(encode(path)))
 
     def is_subvolume(self, path: AnyPath) -> bool:
         """Whether `path` is the root of a subvolume."""
@@ -664,8 +513,8 @@ class Filesystem:
         With `parent`, the stream is the difference to this read-only subvolume, which the receiver must have. `compressed`
         keeps compressed data compressed, and needs version 2. `progress` is called with the number of bytes so far.
 
-        >>> import shutil
-        >>> with make_in_memory(256 << 20) as fs, make_in_memory(256 << 20) as backup:
+        >>> import ubtrfs
+        >>> with ubtrfs.make_in_memory(256 << 20) as fs, ubtrfs.make_in_memory(256 << 20) as backup:
         ...     fs.create_subvolume("/data")
         ...     fs.write_bytes("/data/f", b"text")
         ...     fs.snapshot("/data", "/monday", read_only=True)
@@ -675,9 +524,9 @@ class Filesystem:
         (['monday'], b'text')
         """
         send = self._fs.send(
-            _encode(path),
-            parent=None if parent is None else _encode(parent),
-            clone_sources=[_encode(source) for source in clone_sources],
+            encode(path),
+            parent=None if parent is None else encode(parent),
+            clone_sources=[encode(source) for source in clone_sources],
             version=version,
             compressed=compressed,
             no_data=no_data,
@@ -700,120 +549,10 @@ class Filesystem:
         subvolume, so that a receive of the same stream resumes it. `verify` reads everything again and compares it.
         """
         receive = self._fs.receive(
-            _encode(to), max_errors=max_errors, keep=keep, verify=verify, force_decompress=force_decompress
+            encode(to), max_errors=max_errors, keep=keep, verify=verify, force_decompress=force_decompress
         )
         return ReceiveStream(receive, progress)
 
     def receive(self, stream: Any, to: AnyPath = "/", **options: Any) -> ReceiveReport:
         """Receives everything that a file object has. The options are those of `receiver`."""
         return receive_all(stream, self.receiver(to, **options))
-
-
-def _open_words(
-    options: str,
-    read_only: bool,
-    subvol: str | bytes | None,
-    devices: Sequence[Any],
-    memory: int | None,
-) -> dict[str, Any]:
-    return {
-        "options": options,
-        "read_only": read_only,
-        "subvol": None if subvol is None else os.fsencode(subvol),
-        "devices": [os.fsencode(path) for path in devices],
-        "memory": memory,
-    }
-
-
-def open(
-    target: Any,
-    *,
-    read_only: bool = False,
-    subvol: str | bytes | None = None,
-    options: str = "",
-    devices: Sequence[Any] = (),
-    memory: int | None = None,
-) -> Filesystem:
-    """Opens the filesystem on an image file or block device, a file object, or a `Device`.
-
-    `target` may be a list if the filesystem has several devices. The others are also found beside the first one, or named
-    by `devices`. `options` are mount options, as in `compress=zstd,noatime`. `subvol` is the subvolume to show as the root.
-    `memory` limits the memory for caches and dirty data, in bytes.
-    """
-    paths = _paths(target)
-    if paths is not None:
-        words = _open_words(options, read_only, subvol, [*paths[1:], *devices], memory)
-        return Filesystem(_ubtrfs.open_paths(paths[0], words))
-    if devices:
-        raise TypeError("give all devices in the list; 'devices' is for paths")
-    words = _open_words(options, read_only, subvol, (), memory)
-    return Filesystem(_ubtrfs.open_objects(_devices(target), words))
-
-
-def make(
-    target: Any,
-    size: int | None = None,
-    *,
-    label: str | bytes = "",
-    uuid: str | UUID | None = None,
-    nodesize: int = 16384,
-    sectorsize: int = 4096,
-    csum: str = "crc32c",
-    data: str | None = None,
-    metadata: str | None = None,
-    mixed: bool = False,
-    block_group_tree: bool = False,
-    root_owner: tuple[int, int] = (0, 0),
-    created_ns: int | None = None,
-    force: bool = False,
-    options: str = "",
-    memory: int | None = None,
-) -> Filesystem:
-    """Makes an empty filesystem, and opens it.
-
-    With `size` in bytes, a path names a new image file, which is sparse. Without, it names an existing file or block device.
-    A file object is extended to `size`. `target` may be a list of devices. `data` and `metadata` are profiles: single, dup,
-    raid0, raid1, raid1c3, raid1c4 or raid10. `csum` is crc32c, xxhash, sha256 or blake2. `force` overwrites existing content.
-    `options` and `memory` are those of `open`.
-    """
-    words = {
-        "label": os.fsencode(label),
-        "uuid": None if uuid is None else str(uuid),
-        "nodesize": nodesize,
-        "sectorsize": sectorsize,
-        "csum": csum,
-        "data": data,
-        "metadata": metadata,
-        "mixed": mixed,
-        "block_group_tree": block_group_tree,
-        "root_owner": root_owner,
-        "force": force,
-        "time": None if created_ns is None else divmod(created_ns, 1_000_000_000),
-    }
-    how = _open_words(options, False, None, (), memory)
-    paths = _paths(target)
-    if paths is not None:
-        return Filesystem(_ubtrfs.make_paths(paths, size, words, how))
-    return Filesystem(_ubtrfs.make_objects(_devices(target, size), words, how))
-
-
-def make_in_memory(size: int = 1 << 30) -> Filesystem:
-    """Makes a filesystem in memory, for tests. It disappears when it is closed. Memory is taken as it is written to."""
-    return Filesystem(_ubtrfs.make_in_memory(size))
-
-
-def check(target: Any, *, data_csums: bool = False) -> CheckReport:
-    """Checks a filesystem that is not open, without changing it. With `data_csums`, all data is read too.
-
-    >>> import io
-    >>> storage = io.BytesIO()
-    >>> make(storage, size=256 << 20).close()
-    >>> check(storage).is_clean
-    True
-    """
-    paths = _paths(target)
-    if paths is not None:
-        clean, complete, problems = _ubtrfs.check_paths(paths, data_csums)
-    else:
-        clean, complete, problems = _ubtrfs.check_objects(_devices(target), data_csums)
-    return CheckReport(clean, complete, [Problem(*problem) for problem in problems])
