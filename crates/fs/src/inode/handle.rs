@@ -132,7 +132,8 @@ impl Fs {
     /// Updates an access time by the mount's rules. Errors are ignored: the access itself succeeded.
     pub(crate) fn touch_atime(&self, inode: &Arc<Inode>) {
         let now = Timespec::now();
-        let wanted = inode.read().is_ok_and(|state| self.wants_atime(&state, now));
+        // A program that only reads in a transaction has changed nothing.
+        let wanted = !self.engine.holds_commits() && inode.read().is_ok_and(|state| self.wants_atime(&state, now));
         if !wanted || inode.home.is_read_only() || inode.id.is_stub() || self.context.read_only().is_some() {
             return;
         }

@@ -8,7 +8,7 @@ impl Fs {
     ///
     /// Until then, these fail: fsync and sync, making subvolumes and snapshots, changes of devices, balances, and
     /// whatever else needs a commit. Space that is freed is not available before the end. The changed tree blocks and
-    /// the new names stay in memory.
+    /// the new names stay in memory. Reading changes no time of access, so that it is no change.
     ///
     /// # Errors
     ///
@@ -32,5 +32,15 @@ impl Fs {
         self.flush_all_data()?;
         self.engine.release_commits();
         Ok(self.engine.commit()?)
+    }
+
+    /// Gives up the changes of the transaction: the devices keep the state before it, and the filesystem is read-only
+    /// until it is closed. If there are no changes, the transaction ends, and the filesystem goes on.
+    pub fn abort_atomic(&self, reason: String) {
+        if self.read_only().is_none() && !self.data.has_dirty() && !self.engine.has_changes_of_operations() {
+            self.engine.release_commits();
+        } else {
+            self.abort(reason);
+        }
     }
 }

@@ -120,6 +120,31 @@ fn h1_an_abort_or_a_close_leaves_the_state_before_the_transaction() {
 }
 
 #[test]
+fn h1_a_transaction_that_changes_nothing_ends_without_a_trace() {
+    let device = memory(256 << 20);
+    // Every read would change the time of access.
+    let options = MountOptions::parse("strictatime").unwrap();
+    let fs = Fs::open(vec![Arc::clone(&device) as Arc<dyn Device>], options).unwrap();
+    let file = fs.create(TOP, b"file", NewInode::file(0o644), &ROOT).unwrap().id;
+    fs.write_all(file, 0, b"text").unwrap();
+    fs.begin_atomic().unwrap();
+    assert_eq!(fs.read(file, 0, 4).unwrap(), b"text");
+    fs.abort_atomic("a test".to_owned());
+    assert_eq!(fs.read_only(), None);
+    fs.write_all(file, 0, b"more").unwrap();
+    fs.sync().unwrap();
+    fs.begin_atomic().unwrap();
+    fs.write_all(file, 0, b"lost").unwrap();
+    fs.abort_atomic("a test".to_owned());
+    assert_eq!(errno(fs.write_all(file, 0, b"late")), Errno::ROFS);
+    drop(fs);
+    let fs = Fs::open(vec![Arc::clone(&device) as Arc<dyn Device>], MountOptions::default()).unwrap();
+    assert_eq!(fs.read(file, 0, 4).unwrap(), b"more");
+    fs.close().unwrap();
+    check_medium(&device.content()).unwrap();
+}
+
+#[test]
 fn h2_freed_space_is_not_used_before_the_end() {
     let device = memory(256 << 20);
     let fs = Fs::open(vec![Arc::clone(&device) as Arc<dyn Device>], MountOptions::default()).unwrap();

@@ -33,6 +33,16 @@ impl Engine {
         self.commit_state.is_held.store(false, Ordering::Release);
     }
 
+    /// Whether operations changed anything since the last commit. Work that commits do in steps on their own, such as the
+    /// removal of deleted subvolumes, does not count.
+    pub fn has_changes_of_operations(&self) -> bool {
+        self.running.has_changes()
+            || !self.pending_chunks.is_empty()
+            || self.quotas.has_changes()
+            || !self.device_changes.is_empty()
+            || self.commit_state.has_noted_label()
+    }
+
     /// Whether commits are held back.
     pub fn holds_commits(&self) -> bool {
         self.commit_state.is_held.load(Ordering::Acquire)

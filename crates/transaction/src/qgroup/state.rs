@@ -124,7 +124,7 @@ impl Quotas {
     }
 
     /// Whether changes of groups, limits or relations are not on disk yet.
-    fn has_changes(&self) -> bool {
+    pub(crate) fn has_changes(&self) -> bool {
         self.is_on() && self.state.lock().as_ref().is_some_and(|state| state.groups.has_changes())
     }
 
