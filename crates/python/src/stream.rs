@@ -141,9 +141,15 @@ impl OutgoingStream {
 impl PythonSend {
     /// Returns up to `size` bytes of the stream; none at its end.
     fn read<'py>(&self, py: Python<'py>, size: usize) -> PyResult<Bound<'py, PyBytes>> {
-        let read = py.detach(|| match &mut *self.state.lock() {
-            Some(stream) => stream.read(size).map(<[u8]>::to_vec),
-            None => Err(StreamFailure::Closed),
+        let read = py.detach(|| {
+            let mut state = self.state.lock();
+            let stream = state.as_mut().ok_or(StreamFailure::Closed)?;
+            let read = stream.read(size).map(<[u8]>::to_vec);
+            if read.is_err() {
+                // A later read must not look like the end of the stream.
+                *state = None;
+            }
+            read
         });
         let read = self.exceptions.settle(py, read.map_err(|failure| failure.raise(py, &self.exceptions)))?;
         Ok(PyBytes::new(py, &read))

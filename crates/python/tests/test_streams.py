@@ -126,6 +126,33 @@ def test_an_exception_of_the_progress_cancels(fs: ubtrfs.Filesystem) -> None:
         assert backup.listdir("/") == []
 
 
+def test_the_end_of_a_stream_hides_no_exception(fs: ubtrfs.Filesystem) -> None:
+    fill(fs)
+
+    def stop(done: int) -> None:
+        raise KeyError("mine")
+
+    whole = fs.send("/one").read()
+    with ubtrfs.make_in_memory(256 * MIB) as backup:
+        for data, progress, expected in [(whole, stop, KeyError), (b"x" * 4_000_000, None, OSError)]:
+            stream = backup.receiver(progress=progress)
+            with pytest.raises(expected) as caught:
+                try:
+                    for at in range(0, len(data), 100_000):
+                        stream.write(data[at : at + 100_000])
+                finally:
+                    stream.close()
+            assert caught.value.__context__ is None and stream.closed and stream.report is None
+        assert backup.listdir("/") == []
+    stream = fs.send("/two", parent="/missing")
+    with pytest.raises(OSError):
+        stream.read(10)
+    # An error is not the end of the stream.
+    with pytest.raises(ValueError):
+        stream.read(10)
+    stream.close()
+
+
 def test_btrfs_receive_understands_the_stream(fs: ubtrfs.Filesystem) -> None:
     fill(fs)
     done = subprocess.run(["btrfs", "receive", "--dump"], input=fs.send("/one").read(), capture_output=True, check=False)

@@ -102,7 +102,7 @@ class ReceiveStream(io.RawIOBase):
     """A writable file object: what is written is received by a thread.
 
     `close` waits for the end of the receive, and raises its error. Leaving a `with` block by an exception cancels the
-    receive. After `close`, `report` tells what was received.
+    receive, and so does an exception of `write`. After `close`, `report` tells what was received.
     """
 
     def __init__(self, receive: _ubtrfs.Receive, progress: Progress = None) -> None:
@@ -122,11 +122,16 @@ class ReceiveStream(io.RawIOBase):
         if self.closed:
             raise ValueError("I/O operation on closed file.")
         content = data if type(data) is bytes else memoryview(data).tobytes()
-        if content:
-            self._receive.write(content)
-        self.bytes_written += len(content)
-        if self._progress is not None:
-            self._progress(self.bytes_written)
+        try:
+            if content:
+                self._receive.write(content)
+            self.bytes_written += len(content)
+            if self._progress is not None:
+                self._progress(self.bytes_written)
+        except BaseException:
+            # A later `close` must not hide this exception by one of its own.
+            self.cancel()
+            raise
         return len(content)
 
     def cancel(self) -> None:
