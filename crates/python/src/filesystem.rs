@@ -228,6 +228,9 @@ fn subvolume_words(subvolume: &Subvolume) -> SubvolumeWords {
     )
 }
 
+/// The reason why a filesystem is read-only after a failed transaction.
+const GIVEN_UP: &str = "a transaction was given up";
+
 /// The type bits of a mode; 0 for an invalid kind.
 fn type_bits(kind: Option<FileKind>) -> u32 {
     match kind {
@@ -524,12 +527,13 @@ impl PythonFilesystem {
         self.run_engine(py, "commit a transaction", |fs| fs.engine().commit_atomic())
     }
 
-    /// Gives up all changes since the last commit. The filesystem takes no more changes.
-    fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        self.run_engine(py, "abort a transaction", |fs| {
-            fs.engine().abort("a transaction failed".to_owned());
-            Ok(())
-        })
+    /// Gives up the changes of a transaction, after which the filesystem takes no more changes. Does nothing if the
+    /// filesystem is closed. Raises nothing, because the program has an exception already: an interrupt of a device waits
+    /// for the next call.
+    fn abort(&self, py: Python<'_>) {
+        if let Ok(fs) = self.handle() {
+            py.detach(move || fs.engine().abort_atomic(GIVEN_UP.to_owned()));
+        }
     }
 
     /// Total, free and available bytes.
@@ -554,11 +558,15 @@ impl PythonFilesystem {
         Ok(Self { fs: Mutex::new(Some(fs)), exceptions: self.exceptions.clone() })
     }
 
-    /// Commits and closes. Does nothing if the filesystem is closed.
+    /// Commits and closes. Does nothing if the filesystem is closed. After a transaction that was given up, nothing is left
+    /// to commit, and the program has the exception that ended it.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let Some(fs) = self.fs.lock().take() else { return Ok(()) };
-        let done = py.detach(move || fs.close()).map_err(|error| self.exceptions.raise(py, &error));
-        self.exceptions.settle(py, done)
+        let closed = py.detach(move || {
+            let is_given_up = fs.read_only_reason().is_some_and(|reason| reason == GIVEN_UP);
+            fs.close().or_else(|error| if is_given_up { Ok(()) } else { Err(error) })
+        });
+        self.exceptions.settle(py, closed.map_err(|error| self.exceptions.raise(py, &error)))
     }
 
     /// Forgets the handle. The filesystem stays open if there are other handles.

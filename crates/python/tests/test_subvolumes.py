@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import uuid
 from pathlib import Path
 
 import pytest
 
 import ubtrfs
+from ubtrfs import FileObjectDevice
 from conftest import MIB, btrfs_check
 
 
@@ -58,12 +61,87 @@ def test_a_transaction_is_all_or_nothing(image: str) -> None:
     with pytest.raises(KeyError), fs.transaction():
         fs.remove("/one")
         raise KeyError
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="transaction") as caught:
         fs.write_bytes("/three", b"")
+    assert caught.value.errno == errno.EROFS
     with pytest.raises(OSError):
-        fs.close()
+        fs.sync()
+    fs.close()
     with ubtrfs.open(image) as fs:
         assert fs.listdir("/") == ["one", "two"]
+    btrfs_check(image)
+
+
+def test_the_exception_of_a_transaction_is_what_the_program_sees(image: str) -> None:
+    ubtrfs.make(image, size=256 * MIB).close()
+
+    def fail(fs: ubtrfs.Filesystem) -> None:
+        with fs.transaction():
+            fs.write_bytes("/f", b"lost")
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as caught, ubtrfs.open(image) as fs:
+        fail(fs)
+    assert caught.value.__context__ is None
+    with pytest.raises(KeyError, match="mine") as caught:
+        fs = ubtrfs.open(image)
+        try:
+            fail(fs.with_caller(1000, 1000))
+        finally:
+            fs.close()
+    assert caught.value.__context__ is None
+    # The frames of the exception have the second handle, which keeps the image open.
+    del caught
+    # The program has handled the exception.
+    with ubtrfs.open(image) as fs:
+        with pytest.raises(KeyError):
+            fail(fs)
+    # The block closes the filesystem, which undoes the changes.
+    fs = ubtrfs.open(image)
+    with pytest.raises(OSError, match="transaction"), fs.transaction():
+        fs.write_bytes("/g", b"")
+        fs.close()
+    with ubtrfs.open(image) as fs:
+        assert fs.listdir("/") == []
+
+
+def test_an_interrupt_of_a_device_does_not_hide_the_exception_of_a_transaction() -> None:
+    class Interrupted(FileObjectDevice):
+        wants = False
+
+        def write_at(self, offset: int, data: bytes) -> None:
+            if self.wants:
+                self.wants = False
+                raise KeyboardInterrupt
+            super().write_at(offset, data)
+
+    device = Interrupted(io.BytesIO(), 256 * MIB)
+    fs = ubtrfs.make(device)
+    with pytest.raises(KeyError), fs.transaction():
+        # A thread writes the data.
+        fs.write_bytes("/f", bytes(100 * MIB))
+        device.wants = True
+        raise KeyError
+    with contextlib.suppress(KeyboardInterrupt):
+        fs.close()
+
+
+def test_a_failed_transaction_that_changed_nothing_ends_nothing(image: str) -> None:
+    with ubtrfs.make(image, size=256 * MIB, options="strictatime") as fs:
+        fs.create_subvolume("/sub")
+        fs.write_bytes("/f", b"text")
+        fs.delete_subvolume("/sub")
+        with pytest.raises(KeyError), fs.transaction():
+            assert fs.read_bytes("/f") == b"text" and fs.listdir("/") == ["f"]
+            raise KeyError
+        fs.write_bytes("/g", b"goes on")
+        fs.create_subvolume("/other")
+        with pytest.raises(FileNotFoundError), fs.transaction():
+            fs.remove("/missing")
+        with fs.transaction():
+            fs.remove("/f")
+    with ubtrfs.open(image) as fs:
+        assert fs.listdir("/") == ["g", "other"] and fs.read_bytes("/g") == b"goes on"
     btrfs_check(image)
 
 

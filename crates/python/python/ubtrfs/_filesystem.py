@@ -77,7 +77,7 @@ class Filesystem:
         """Closes the filesystem. An error of closing does not hide an exception of the block."""
         try:
             self.close()
-        except OSError:
+        except Exception:
             if kind is None:
                 raise
 
@@ -108,7 +108,8 @@ class Filesystem:
         """Makes the changes of a `with` block durable together, all or none.
 
         After an exception in the block, the devices keep the state before it, and the filesystem takes no more changes:
-        close it, and open it again. `sync`, and making subvolumes and snapshots, fail in the block.
+        close it, and open it again. It goes on if the block changed nothing. `sync`, and making subvolumes and snapshots,
+        fail in the block.
         """
         self._fs.begin()
         try:
