@@ -379,6 +379,10 @@ impl PythonFilesystem {
         self.run(py, |fs| fs.symlink(path(target), path(name)))
     }
 
+    fn mknod(&self, py: Python<'_>, name: &[u8], mode: u32, device: (u32, u32)) -> PyResult<()> {
+        self.run(py, |fs| fs.make_node(path(name), mode, device))
+    }
+
     fn readlink<'py>(&self, py: Python<'py>, name: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
         let target = self.run(py, |fs| fs.read_link(path(name)))?;
         Ok(PyBytes::new(py, path_bytes(&target)))
@@ -477,6 +481,14 @@ impl PythonFilesystem {
         self.run(py, |fs| Ok(subvolume_words(&fs.subvolume(path(name))?)))
     }
 
+    fn default_subvolume(&self, py: Python<'_>) -> PyResult<u64> {
+        self.run(py, |fs| fs.default_subvolume())
+    }
+
+    fn set_default_subvolume(&self, py: Python<'_>, name: &[u8]) -> PyResult<()> {
+        self.run(py, |fs| fs.set_default_subvolume(path(name)))
+    }
+
     /// Starts a send.
     #[pyo3(signature = (name, *, parent, clone_sources, version, compressed, no_data))]
     fn send(
@@ -540,6 +552,17 @@ impl PythonFilesystem {
     fn usage(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
         let usage = self.run(py, Filesystem::usage)?;
         Ok((usage.total_bytes, usage.free_bytes, usage.available_bytes))
+    }
+
+    /// As `f_bsize`, `f_blocks`, `f_bfree`, `f_bavail`, `f_namemax` and `f_fsid` of `os.statvfs`.
+    fn statvfs(&self, py: Python<'_>) -> PyResult<(u32, u64, u64, u64, u32, u64)> {
+        let found = self.run_engine(py, "stat the filesystem", |fs| fs.engine().statfs())?;
+        let id = u64::from(found.fsid[0]) | u64::from(found.fsid[1]) << 32;
+        Ok((found.bsize, found.blocks, found.bfree, found.bavail, found.namelen, id))
+    }
+
+    fn set_label(&self, py: Python<'_>, label: &[u8]) -> PyResult<()> {
+        self.run(py, |fs| fs.set_label(label))
     }
 
     fn label<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {

@@ -248,3 +248,59 @@ def test_a_file_is_no_copy_of_itself(fs: ubtrfs.Filesystem) -> None:
         with pytest.raises(OSError, match="the source itself"):
             fs.reflink("/f", target)
         assert fs.read_bytes("/f") == b"precious"
+
+
+def test_the_root_directory_is_not_removed(fs: ubtrfs.Filesystem) -> None:
+    fs.makedirs("/a/b")
+    fs.write_bytes("/a/b/f", b"precious")
+    fs.create_subvolume("/sub")
+    fs.symlink("/", "/link")
+    for path in ("/", "//", ".", "/a/..", "", b"/", fs.path("/")):
+        with pytest.raises(OSError, match="root directory") as caught:
+            fs.rmtree(path)
+        assert caught.value.errno == errno.EBUSY
+    for path in ("/a/.", "/a/b/.."):
+        with pytest.raises(OSError, match="give its name"):
+            fs.rmtree(path)
+    with pytest.raises(NotADirectoryError):
+        fs.rmtree("/link")
+    assert fs.read_bytes("/a/b/f") == b"precious"
+    fs.rmtree("/a/")
+    fs.rmtree("/sub")
+    assert fs.listdir("/") == ["link"]
+
+
+def test_special_files_are_made_as_by_os(fs: ubtrfs.Filesystem) -> None:
+    kinds = {"/file": 0o640, "/regular": stat.S_IFREG | 0o600, "/socket": stat.S_IFSOCK | 0o755}
+    for path, mode in kinds.items():
+        fs.mknod(path, mode)
+        assert fs.stat(path).st_mode == (mode if stat.S_IFMT(mode) else mode | stat.S_IFREG)
+    fs.mknod("/disk", stat.S_IFBLK | 0o660, os.makedev(259, 70000))
+    assert fs.stat("/disk").device_number == (259, 70000)
+    fs.mkfifo("/pipe")
+    fs.mkfifo("/private", 0o600)
+    assert [stat.filemode(fs.stat(path).st_mode) for path in ("/pipe", "/private")] == ["prw-r--r--", "prw-------"]
+    with pytest.raises(FileExistsError):
+        fs.mkfifo("/file")
+    with pytest.raises(FileExistsError):
+        fs.mknod("/file")
+    with pytest.raises(OSError) as caught:
+        fs.mknod("/dir", stat.S_IFDIR | 0o755)
+    assert caught.value.errno == errno.EINVAL
+    for call in (fs.open, fs.read_bytes):
+        with pytest.raises(OSError):
+            call("/pipe")
+
+
+def test_statvfs_has_the_fields_of_os(image: str) -> None:
+    with ubtrfs.make(image, size=256 << 20) as fs:
+        fs.write_bytes("/f", bytes(1 << 20))
+        fs.sync()
+        ours, usage = fs.statvfs("/f"), fs.usage()
+        assert isinstance(ours, os.statvfs_result)
+        assert ours.f_blocks * ours.f_frsize == usage.total and ours.f_bavail * ours.f_bsize == usage.available
+        assert ours.f_bfree <= ours.f_blocks and ours.f_namemax == 255 and ours.f_flag == 0 and ours.f_fsid != 0
+        with pytest.raises(FileNotFoundError):
+            fs.statvfs("/missing")
+    with ubtrfs.open(image, read_only=True) as fs:
+        assert fs.statvfs().f_flag == os.ST_RDONLY

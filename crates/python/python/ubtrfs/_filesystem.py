@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import posixpath
 import stat as stat_module
@@ -136,6 +137,10 @@ class Filesystem:
         """The label; empty if there is none."""
         return os.fsdecode(self._fs.label())
 
+    @label.setter
+    def label(self, label: str | bytes) -> None:
+        self._fs.set_label(os.fsencode(label))
+
     @property
     def read_only_reason(self) -> str | None:
         """Why the filesystem is read-only, or `None`."""
@@ -144,6 +149,20 @@ class Filesystem:
     def usage(self) -> Usage:
         """The space of the filesystem."""
         return Usage(*self._fs.usage())
+
+    def statvfs(self, path: AnyPath = "/") -> os.statvfs_result:
+        """The space and the limits of the filesystem, as `os.statvfs` tells them. btrfs has no number of inodes.
+
+        >>> import ubtrfs
+        >>> with ubtrfs.make_in_memory(256 << 20) as fs:
+        ...     status = fs.statvfs()
+        ...     status.f_blocks * status.f_frsize == 256 << 20, status.f_namemax
+        (True, 255)
+        """
+        self.stat(path)
+        size, blocks, free, available, longest, number = self._fs.statvfs()
+        flags = os.ST_RDONLY if self.read_only_reason is not None else 0
+        return os.statvfs_result((size, size, blocks, free, available, 0, 0, 0, flags, longest, number))
 
     def path(self, path: AnyPath = "/") -> Path:
         """A path with the interface of `pathlib`."""
@@ -330,8 +349,18 @@ class Filesystem:
         self._fs.rmdir(encode(path))
 
     def rmtree(self, path: AnyPath) -> None:
-        """Removes a directory with its content. Subvolumes in it must be deleted before."""
-        self._fs.rmtree(encode(path))
+        """Removes a directory with its content. Subvolumes in it must be deleted before.
+
+        The root directory cannot be removed, so it is refused before anything in it is removed.
+        """
+        name = encode(path)
+        found, root = self.lstat(name), self.lstat(b"/")
+        if (found.st_dev, found.st_ino) == (root.st_dev, root.st_ino):
+            reason = "cannot remove the root directory of the filesystem; remove what is in it"
+            raise OSError(errno.EBUSY, reason, os.fsdecode(name))
+        if name.rstrip(b"/").rpartition(b"/")[2] in (b".", b".."):
+            raise OSError(errno.EINVAL, "cannot remove a directory by '.' or '..'; give its name", os.fsdecode(name))
+        self._fs.rmtree(name)
 
     def rename(self, source: AnyPath, target: AnyPath) -> None:
         """Renames a file or directory, and replaces an existing target."""
@@ -349,6 +378,25 @@ class Filesystem:
         if b"\0" in text:
             raise ValueError("embedded null byte")
         self._fs.symlink(text, encode(path))
+
+    def mknod(self, path: AnyPath, mode: int = 0o600, device: int = 0) -> None:
+        """Makes a file, a FIFO, a socket or a device file, as `os.mknod` does. `device` is that of `os.makedev`.
+
+        >>> import os, stat, ubtrfs
+        >>> with ubtrfs.make_in_memory(256 << 20) as fs:
+        ...     fs.mknod("/null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        ...     status = fs.stat("/null")
+        ...     stat.filemode(status.st_mode), status.device_number
+        ('crw-rw-rw-', (1, 3))
+        """
+        if stat_module.S_IFMT(mode) in (0, stat_module.S_IFREG):
+            self.open(path, "xb", permissions=stat_module.S_IMODE(mode)).close()
+        else:
+            self._fs.mknod(encode(path), mode, (os.major(device), os.minor(device)))
+
+    def mkfifo(self, path: AnyPath, mode: int = 0o644) -> None:
+        """Makes a FIFO, which programs use through a mount."""
+        self.mknod(path, stat_module.S_IFIFO | stat_module.S_IMODE(mode))
 
     @overload
     def readlink(self, path: BytesPath) -> bytes: ...
@@ -446,7 +494,7 @@ class Filesystem:
         value = self._fs.getxattr(encode(path), os.fsencode(attribute))
         if value is None:
             name = os.fsdecode(attribute)
-            raise OSError(61, f"cannot read the attribute '{name}': no such attribute", os.fsdecode(encode(path)))
+            raise OSError(errno.ENODATA, f"cannot read the attribute '{name}': no such attribute", os.fsdecode(encode(path)))
         return value
 
     def listxattr(self, path: AnyPath) -> list[str]:
@@ -486,6 +534,14 @@ class Filesystem:
     def subvolume(self, path: AnyPath) -> Subvolume:
         """The description of the subvolume at `path`."""
         return Subvolume._of(self._fs.subvolume(encode(path)))
+
+    def default_subvolume(self) -> int:
+        """The id of the subvolume that is opened if none is named."""
+        return self._fs.default_subvolume()
+
+    def set_default_subvolume(self, path: AnyPath) -> None:
+        """Sets the subvolume that is opened if none is named."""
+        self._fs.set_default_subvolume(encode(path))
 
     def is_subvolume(self, path: AnyPath) -> bool:
         """Whether `path` is the root of a subvolume."""
