@@ -65,7 +65,12 @@ impl PythonDevice {
 
     /// Wraps objects as devices. Exceptions that they raise later go to `exceptions`.
     pub(crate) fn wrap(objects: &[Bound<'_, PyAny>], exceptions: &DeviceExceptions) -> PyResult<Vec<Arc<dyn Device>>> {
-        objects.iter().map(|object| Ok(Arc::new(Self::new(object, exceptions)?) as Arc<dyn Device>)).collect()
+        objects.iter().map(|object| Self::wrap_one(object, exceptions)).collect()
+    }
+
+    /// Wraps one object, as [`wrap`](Self::wrap) does.
+    pub(crate) fn wrap_one(object: &Bound<'_, PyAny>, exceptions: &DeviceExceptions) -> PyResult<Arc<dyn Device>> {
+        Ok(Arc::new(Self::new(object, exceptions)?))
     }
 
     /// Calls the object (I1, I2).

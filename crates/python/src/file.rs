@@ -1,23 +1,39 @@
 //! [`PythonFile`]: an open file, read and written at positions. The position itself is kept by the Python package.
 
 use std::io::{Seek, Write};
+use std::sync::Arc;
 
 use parking_lot::RwLock;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use ubtrfs::File;
+use ubtrfs::{File, Filesystem};
 
 use crate::errors::DeviceExceptions;
 use crate::filesystem::PythonStat;
+use crate::job::JobWatch;
+
+/// The filesystem of a file, while the file is open.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FileHome(usize);
+
+impl FileHome {
+    pub(crate) fn of(fs: &Filesystem) -> Self {
+        Self(Arc::as_ptr(fs.engine()).addr())
+    }
+}
 
 /// An open file.
 #[pyclass(name = "File", module = "ubtrfs._ubtrfs", frozen)]
 pub(crate) struct PythonFile {
     /// `None` after the file is closed. Locked only while the interpreter is detached.
     file: RwLock<Option<File>>,
+    home: FileHome,
     exceptions: DeviceExceptions,
 }
+
+/// The errno of a link between filesystems.
+const EXDEV: i32 = 18;
 
 /// Why a call on a file failed.
 enum FileFailure {
@@ -27,8 +43,8 @@ enum FileFailure {
 }
 
 impl PythonFile {
-    pub(crate) fn new(file: File, exceptions: DeviceExceptions) -> Self {
-        Self { file: RwLock::new(Some(file)), exceptions }
+    pub(crate) fn new(file: File, home: FileHome, exceptions: DeviceExceptions) -> Self {
+        Self { file: RwLock::new(Some(file)), home, exceptions }
     }
 
     fn run<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&File) -> ubtrfs::Result<T> + Send) -> PyResult<T> {
@@ -51,6 +67,16 @@ impl PythonFile {
         Ok(if nr_read == len { bytes } else { PyBytes::new(py, &bytes.as_bytes()[..nr_read]) })
     }
 
+    /// Fails if a file is of another filesystem: inode numbers of one mean other files in another.
+    fn check_home(&self, py: Python<'_>, source: &Self) -> PyResult<()> {
+        if self.home == source.home {
+            return Ok(());
+        }
+        let text = "Invalid cross-device link: the files are of two filesystems";
+        let error = py.get_type::<PyOSError>().call1((EXDEV, text))?;
+        Err(PyErr::from_value(error))
+    }
+
     fn raise(&self, py: Python<'_>, failure: FileFailure) -> PyErr {
         match failure {
             FileFailure::Closed => PyValueError::new_err("I/O operation on closed file."),
@@ -61,6 +87,20 @@ impl PythonFile {
                 None => error.into(),
             },
         }
+    }
+}
+
+/// Runs work on two files, which may be one.
+fn with_both<T>(
+    one: &PythonFile,
+    other: &PythonFile,
+    work: impl FnOnce(&File, &File) -> ubtrfs::Result<T>,
+) -> Result<T, FileFailure> {
+    // Recursive: a writer that waits must not come between the two locks of one file.
+    let (one, other) = (one.file.read_recursive(), other.file.read_recursive());
+    match (&*one, &*other) {
+        (Some(one), Some(other)) => work(one, other).map_err(FileFailure::Failed),
+        _ => Err(FileFailure::Closed),
     }
 }
 
@@ -110,6 +150,44 @@ impl PythonFile {
     /// The start and end of the next range of data at or after `offset`.
     fn next_data(&self, py: Python<'_>, offset: u64) -> PyResult<Option<(u64, u64)>> {
         self.run(py, |file| file.next_data(offset))
+    }
+
+    /// Makes a range of this file share the data of a range of `source`; 0 bytes mean up to its end.
+    fn clone_range(
+        &self,
+        py: Python<'_>,
+        offset: u64,
+        source: &PythonFile,
+        source_offset: u64,
+        len: u64,
+    ) -> PyResult<()> {
+        self.check_home(py, source)?;
+        let done =
+            py.detach(|| with_both(self, source, |file, source| file.clone_range(offset, source, source_offset, len)));
+        self.exceptions.settle(py, done.map_err(|failure| self.raise(py, failure)))
+    }
+
+    /// Makes two ranges share their data if they are equal. Returns whether they are.
+    fn dedupe_range(
+        &self,
+        py: Python<'_>,
+        offset: u64,
+        source: &PythonFile,
+        source_offset: u64,
+        len: u64,
+        watch: JobWatch,
+    ) -> PyResult<bool> {
+        self.check_home(py, source)?;
+        let is_equal = watch.run(py, &self.exceptions, |job| {
+            let done =
+                with_both(self, source, |file, source| file.dedupe_range(offset, source, source_offset, len, job));
+            match done {
+                Ok(is_equal) => Ok(Some(is_equal)),
+                Err(FileFailure::Failed(error)) => Err(error),
+                Err(FileFailure::Closed | FileFailure::Append(_)) => Ok(None),
+            }
+        })?;
+        is_equal.ok_or_else(|| self.raise(py, FileFailure::Closed))
     }
 
     /// Closes the file.

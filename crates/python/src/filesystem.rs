@@ -7,13 +7,14 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ubtrfs::{
-    Caller, FileKind, FileTimes, Filesystem, Metadata, MountOptions, OpenOptions, ReceiveOptions, SendOptions,
-    SnapshotAccess, Subvolume, bindings,
+    Caller, File, FileKind, FileTimes, Filesystem, Job, Metadata, MountOptions, OpenOptions, ReceiveOptions,
+    SendOptions, SnapshotAccess, Subvolume, bindings,
 };
 
 use crate::device::PythonDevice;
 use crate::errors::{DeviceExceptions, path, path_bytes};
-use crate::file::PythonFile;
+use crate::file::{FileHome, PythonFile};
+use crate::job::JobWatch;
 use crate::stream::{PythonReceive, PythonSend};
 
 /// How a filesystem is opened. The names are those of the function `open` in Python.
@@ -264,15 +265,34 @@ impl PythonFilesystem {
         Ok(Self { fs: Mutex::new(Some(fs)), exceptions })
     }
 
+    pub(crate) fn exceptions(&self) -> &DeviceExceptions {
+        &self.exceptions
+    }
+
     fn handle(&self) -> PyResult<Filesystem> {
         self.fs.lock().clone().ok_or_else(|| PyValueError::new_err("I/O operation on closed filesystem."))
     }
 
     /// Runs work on the filesystem. The handle is moved, so that it is dropped while the interpreter is detached (I2).
-    fn run<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&Filesystem) -> ubtrfs::Result<T> + Send) -> PyResult<T> {
+    pub(crate) fn run<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Filesystem) -> ubtrfs::Result<T> + Send,
+    ) -> PyResult<T> {
         let fs = self.handle()?;
         let done = py.detach(move || work(&fs)).map_err(|error| self.exceptions.raise(py, &error));
         self.exceptions.settle(py, done)
+    }
+
+    /// Runs long work in a thread, and watches it.
+    pub(crate) fn run_job<T: Send>(
+        &self,
+        py: Python<'_>,
+        watch: JobWatch,
+        work: impl FnOnce(&Filesystem, &Job) -> ubtrfs::Result<T> + Send,
+    ) -> PyResult<T> {
+        let fs = self.handle()?;
+        watch.run(py, &self.exceptions, move |job| work(&fs, job))
     }
 
     /// Runs work that the library offers to crates of its workspace only.
@@ -311,19 +331,29 @@ impl PythonFilesystem {
         if let Some(mode) = mode {
             options.mode(mode);
         }
-        let file = self.run(py, |fs| fs.open_with(path(name), &options))?;
-        Ok(PythonFile::new(file, self.exceptions.clone()))
+        let (file, home) = self.run(py, |fs| Ok((fs.open_with(path(name), &options)?, FileHome::of(fs))))?;
+        Ok(PythonFile::new(file, home, self.exceptions.clone()))
     }
 
     /// The whole content of a file.
     fn read_bytes<'py>(&self, py: Python<'py>, name: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
-        let (file, len) = self.run(py, |fs| {
+        let found = self.run(py, |fs| {
             let file = fs.open(path(name))?;
             let len = file.metadata()?.len();
-            Ok((file, len))
+            let mut content = match usize::try_from(len) {
+                Ok(len) if len <= AT_ONCE_BYTES => vec![0; len],
+                _ => return Ok(WholeFile::Large(file, FileHome::of(fs), len)),
+            };
+            let nr_read = file.read_at(0, &mut content)?;
+            content.truncate(nr_read);
+            Ok(WholeFile::Small(content))
         })?;
+        let (file, home, len) = match found {
+            WholeFile::Small(content) => return Ok(PyBytes::new(py, &content)),
+            WholeFile::Large(file, home, len) => (file, home, len),
+        };
         // Dropped while the interpreter is detached (I2), also after an error.
-        let file = PythonFile::new(file, self.exceptions.clone());
+        let file = PythonFile::new(file, home, self.exceptions.clone());
         let read = file.read_range(py, 0, len);
         file.close(py);
         read
@@ -597,6 +627,16 @@ impl PythonFilesystem {
         let fs = self.fs.lock().take();
         py.detach(move || drop(fs));
     }
+}
+
+/// Files up to this size are read in one step.
+const AT_ONCE_BYTES: usize = 1 << 20;
+
+/// A file whose whole content is wanted.
+enum WholeFile {
+    Small(Vec<u8>),
+    /// The open file, and its size.
+    Large(File, FileHome, u64),
 }
 
 impl Drop for PythonFilesystem {

@@ -8,6 +8,8 @@
 //! filesystem   opening, making; names, attributes, subvolumes by path
 //! file         open files: positioned I/O
 //! stream       sends and receives, which run in a thread of their own
+//! manage       balance, scrub, devices, quotas, space
+//! job          long work, which the caller watches and cancels
 //! device       devices that are objects of Python
 //! options      options of new filesystems
 //! errors       errors of the library as exceptions
@@ -25,6 +27,8 @@ mod device;
 mod errors;
 mod file;
 mod filesystem;
+mod job;
+mod manage;
 mod options;
 mod stream;
 
@@ -38,6 +42,8 @@ fn _ubtrfs(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<filesystem::PythonFilesystem>()?;
     module.add_class::<filesystem::PythonStat>()?;
     module.add_class::<file::PythonFile>()?;
+    module.add_class::<job::PythonJob>()?;
+    module.add_class::<manage::PythonManage>()?;
     module.add_class::<stream::PythonSend>()?;
     module.add_class::<stream::PythonReceive>()?;
     module.add_function(wrap_pyfunction!(filesystem::open_paths, module)?)?;

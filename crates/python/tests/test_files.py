@@ -175,3 +175,43 @@ def test_large_files_are_read_and_written(fs: ubtrfs.Filesystem) -> None:
         file.seek(12_345)
         assert file.read(1 << 20) == content[12_345 : 12_345 + (1 << 20)]
     assert fs.read_bytes("/large") == content
+
+
+def test_files_share_ranges(fs: ubtrfs.Filesystem) -> None:
+    content = random.Random(1).randbytes(1 << 20)
+    fs.write_bytes("/a", content)
+    with fs.open("/a", "r+b") as a, fs.open("/b", "w+b", buffering=0) as b:
+        # What is in the buffer is copied too.
+        a.write(b"new")
+        content = b"new" + content[3:]
+        b.clone_range(a)
+        assert fs.read_bytes("/b") == content
+        b.clone_range(a, 8192, source_offset=4096, offset=1 << 20)
+        assert fs.read_bytes("/b") == content + content[4096:12288]
+        # One file may be both.
+        b.clone_range(b, 4096, offset=2 << 20)
+        assert fs.read_bytes("/b")[2 << 20 :] == content[:4096]
+        b.clone_range(a, 0)
+        with pytest.raises(OSError) as caught:
+            b.clone_range(a, source_offset=1)
+        assert caught.value.errno == errno.EINVAL
+        fs.write_bytes("/c", content)
+        with fs.open("/c", "r+b", buffering=0) as c:
+            told: list[int] = []
+            assert c.dedupe_range(a, 1 << 20, progress=told.append) and told[-1] == 1 << 20
+            c.write(b"x")
+            assert not c.dedupe_range(a, 1 << 20) and c.dedupe_range(a, 4096, source_offset=4096, offset=4096)
+        with pytest.raises(ValueError, match="closed"):
+            b.clone_range(c)
+        with fs.open("/c", "rb", buffering=0) as read_only, pytest.raises(io.UnsupportedOperation):
+            read_only.clone_range(a)
+        with open(__file__, "rb") as host, pytest.raises((TypeError, AttributeError)):
+            b.clone_range(host)
+        # Inode numbers of another filesystem mean other files.
+        with ubtrfs.make_in_memory(256 << 20) as other:
+            other.write_bytes("/a", bytes(1 << 20))
+            with other.open("/a", "rb") as foreign:
+                for call in (b.clone_range, b.dedupe_range):
+                    with pytest.raises(OSError) as caught:
+                        call(foreign)
+                    assert caught.value.errno == errno.EXDEV

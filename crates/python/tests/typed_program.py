@@ -49,3 +49,12 @@ def copied(fs: ubtrfs.Filesystem) -> int:
     stream: io.RawIOBase = fs.send("/snapshot")
     report: ubtrfs.ReceiveReport = fs.receive(stream, "/to")
     return report.nr_bytes
+
+
+def balanced(fs: ubtrfs.Filesystem, job: ubtrfs.Job) -> list[str]:
+    report: ubtrfs.BalanceReport = fs.manage.balance(data=ubtrfs.BalanceFilter(usage=(0, 50)), job=job)
+    return [f"{failure.address}: {failure.reason}" for failure in report.failures]
+
+
+def spaces(fs: ubtrfs.Filesystem) -> dict[str, int]:
+    return {f"{group.type} {group.profile}": group.used for group in fs.manage.space_usage().groups}

@@ -26,26 +26,65 @@ from ._entries import DirEntry
 from ._errors import CorruptionError
 from ._files import RawFile
 from ._filesystem import Filesystem
+from ._manage import (
+    BalanceCounts,
+    BalanceFailure,
+    BalanceFilter,
+    BalanceReport,
+    BalanceStatus,
+    DamagedFile,
+    DeviceShare,
+    DeviceUsage,
+    FileOfExtent,
+    GroupUsage,
+    Manage,
+    Qgroup,
+    QuotaStatus,
+    ReplaceReport,
+    ScrubbedDevice,
+    ScrubCounts,
+    ScrubReport,
+    SpaceUsage,
+)
 from ._opening import check, make, make_in_memory, open
 from ._path import Path
 from ._reports import CheckReport, Problem, Subvolume, Usage
 from ._streams import ReceivedSubvolume, ReceiveReport, ReceiveStream, SendStream
-from ._ubtrfs import Stat, __version__
+from ._ubtrfs import Job, Stat, __version__
 
 __all__ = [
+    "BalanceCounts",
+    "BalanceFailure",
+    "BalanceFilter",
+    "BalanceReport",
+    "BalanceStatus",
     "CheckReport",
     "CorruptionError",
+    "DamagedFile",
     "Device",
+    "DeviceShare",
+    "DeviceUsage",
     "DirEntry",
     "FileObjectDevice",
+    "FileOfExtent",
     "Filesystem",
+    "GroupUsage",
+    "Job",
+    "Manage",
     "Path",
     "Problem",
+    "Qgroup",
+    "QuotaStatus",
     "RawFile",
     "ReceiveReport",
     "ReceiveStream",
     "ReceivedSubvolume",
+    "ReplaceReport",
+    "ScrubCounts",
+    "ScrubReport",
+    "ScrubbedDevice",
     "SendStream",
+    "SpaceUsage",
     "Stat",
     "Subvolume",
     "Usage",

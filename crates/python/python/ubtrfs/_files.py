@@ -6,6 +6,8 @@ import io
 import os
 from typing import IO, TYPE_CHECKING, Any
 
+from ._streams import Progress
+
 if TYPE_CHECKING:
     from . import _ubtrfs
 
@@ -166,6 +168,47 @@ class RawFile(io.RawIOBase):
         self._check()
         return self._handle.stat()
 
+    def clone_range(
+        self, source: IO[Any] | RawFile, length: int | None = None, *, source_offset: int = 0, offset: int = 0
+    ) -> None:
+        """Makes a range of this file share the data of a range of another file, instead of copying it.
+
+        Offsets are multiples of the sector size, which is 4096 by default. `length` is such a multiple too, or ends at the
+        end of `source`, which is the default.
+
+        >>> import ubtrfs
+        >>> with ubtrfs.make_in_memory(256 << 20) as fs:
+        ...     fs.write_bytes("/a", b"one" + bytes(4093) + b"two" + bytes(4093))
+        ...     with fs.open("/a", "rb") as a, fs.open("/b", "w+b", buffering=0) as b:
+        ...         b.clone_range(a, source_offset=4096)
+        ...         b.read(3)
+        b'two'
+        """
+        self._check(self._writes, "writing")
+        raw = _raw(source)
+        if length != 0:
+            self._handle.clone_range(offset, raw._handle, source_offset, length or 0)
+
+    def dedupe_range(
+        self,
+        source: IO[Any] | RawFile,
+        length: int | None = None,
+        *,
+        source_offset: int = 0,
+        offset: int = 0,
+        progress: Progress = None,
+        job: _ubtrfs.Job | None = None,
+    ) -> bool:
+        """Compares two ranges, and makes them share their data if they are equal. Returns whether they are.
+
+        Ranges are as in `clone_range`; `progress` and `job` as in `Manage`.
+        """
+        self._check(self._writes, "writing")
+        raw = _raw(source)
+        if length == 0:
+            return True
+        return self._handle.dedupe_range(offset, raw._handle, source_offset, length or 0, (progress, job))
+
     def close(self) -> None:
         """Closes the file. The content is durable only after `sync`, or `Filesystem.sync` or `close`."""
         if not self.closed:
@@ -173,6 +216,18 @@ class RawFile(io.RawIOBase):
                 super().close()
             finally:
                 self._handle.close()
+
+
+def _raw(file: Any) -> RawFile:
+    """The file without its buffers, which are written."""
+    if not isinstance(file, RawFile) and getattr(file, "writable", bool)():
+        file.flush()
+    while not isinstance(file, RawFile):
+        inner = getattr(file, "raw", None) or getattr(file, "buffer", None)
+        if inner is None:
+            raise TypeError(f"expected a file of a ubtrfs filesystem, not {type(file).__name__}")
+        file = inner
+    return file
 
 
 def wrap(raw: RawFile, text: bool, buffering: int, encoding: str | None, errors: str | None, newline: str | None) -> IO[Any]:

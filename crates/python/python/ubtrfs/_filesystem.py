@@ -19,6 +19,7 @@ from typing import IO, Any, overload
 from . import _ubtrfs
 from ._entries import DirEntry
 from ._files import open_file, wrap
+from ._manage import Manage
 from ._names import LEADS_NOWHERE, AnyPath, BytesPath, TextPath, encode, shown
 from ._path import Path
 from ._reports import Subvolume, Usage
@@ -140,6 +141,11 @@ class Filesystem:
     @label.setter
     def label(self, label: str | bytes) -> None:
         self._fs.set_label(os.fsencode(label))
+
+    @property
+    def manage(self) -> Manage:
+        """Balance, scrub, devices, quotas, space."""
+        return Manage(self._fs)
 
     @property
     def read_only_reason(self) -> str | None:
