@@ -12,6 +12,7 @@ use ubtrfs::{File, Filesystem};
 use crate::errors::DeviceExceptions;
 use crate::filesystem::PythonStat;
 use crate::job::JobWatch;
+use crate::memory;
 
 /// The filesystem of a file, while the file is open.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,6 +58,7 @@ impl PythonFile {
 
     /// Returns `len` bytes at `offset`, which the caller knows to be in the file.
     pub(crate) fn read_range<'py>(&self, py: Python<'py>, offset: u64, len: u64) -> PyResult<Bound<'py, PyBytes>> {
+        memory::check_room(len)?;
         let len = usize::try_from(len)?;
         let mut nr_read = 0;
         let bytes = PyBytes::new_with(py, len, |buf| {

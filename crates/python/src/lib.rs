@@ -10,6 +10,7 @@
 //! stream       sends and receives, which run in a thread of their own
 //! manage       balance, scrub, devices, quotas, space
 //! job          long work, which the caller watches and cancels
+//! memory       whether the content of a file fits into memory
 //! device       devices that are objects of Python
 //! options      options of new filesystems
 //! errors       errors of the library as exceptions
@@ -29,6 +30,7 @@ mod file;
 mod filesystem;
 mod job;
 mod manage;
+mod memory;
 mod options;
 mod stream;
 

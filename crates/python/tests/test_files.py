@@ -177,6 +177,26 @@ def test_large_files_are_read_and_written(fs: ubtrfs.Filesystem) -> None:
     assert fs.read_bytes("/large") == content
 
 
+def test_a_file_that_does_not_fit_into_memory_is_a_memory_error(fs: ubtrfs.Filesystem) -> None:
+    size = 1 << 50
+    fs.write_bytes("/f", b"begin")
+    fs.truncate("/f", size)
+    with pytest.raises(MemoryError, match=f"{size} bytes.*in pieces"):
+        fs.read_bytes("/f")
+    with fs.open("/f", "rb", buffering=0) as file:
+        assert file.read(7) == b"begin\0\0"
+        for read in (file.read, lambda: file.read(1 << 49)):
+            with pytest.raises(MemoryError):
+                read()
+        assert file.tell() == 7
+        assert file.seek(-2, io.SEEK_END) == size - 2 and file.read() == b"\0\0"
+    with fs.open("/f", "rb") as file, pytest.raises(MemoryError):
+        file.read()
+    # A hole that fits is content.
+    fs.truncate("/f", 80 << 20)
+    assert fs.read_bytes("/f") == b"begin" + bytes((80 << 20) - 5)
+
+
 def test_files_share_ranges(fs: ubtrfs.Filesystem) -> None:
     content = random.Random(1).randbytes(1 << 20)
     fs.write_bytes("/a", content)
