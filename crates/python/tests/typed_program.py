@@ -58,3 +58,9 @@ def balanced(fs: ubtrfs.Filesystem, job: ubtrfs.Job) -> list[str]:
 
 def spaces(fs: ubtrfs.Filesystem) -> dict[str, int]:
     return {f"{group.type} {group.profile}": group.used for group in fs.manage.space_usage().groups}
+
+
+def mounted(image: str) -> str:
+    with ubtrfs.mount(image, "/mnt") as path:
+        text: str = path
+    return text

@@ -46,6 +46,7 @@ from ._manage import (
     ScrubReport,
     SpaceUsage,
 )
+from ._mount import Mount, mount
 from ._opening import check, make, make_in_memory, open
 from ._path import Path
 from ._reports import CheckReport, Problem, Subvolume, Usage
@@ -71,6 +72,7 @@ __all__ = [
     "GroupUsage",
     "Job",
     "Manage",
+    "Mount",
     "Path",
     "Problem",
     "Qgroup",
@@ -92,5 +94,6 @@ __all__ = [
     "check",
     "make",
     "make_in_memory",
+    "mount",
     "open",
 ]

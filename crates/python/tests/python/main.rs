@@ -55,6 +55,11 @@ impl InstalledPackage {
         // Nothing is written into the sources.
         command.env("PYTHONPATH", self.dir.path()).env("PYTHONDONTWRITEBYTECODE", "1");
         command.env("MYPYPATH", self.dir.path());
+        // The program `ubtrfs`, which mounts, is two folders above this one.
+        let programs = std::env::current_exe().unwrap().parent().and_then(Path::parent).unwrap().to_owned();
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let folders = std::iter::once(programs).chain(std::env::split_paths(&path));
+        command.env("PATH", std::env::join_paths(folders).unwrap());
         let output = command.output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         println!("{out}{err}");
