@@ -16,6 +16,7 @@ use ubtrfs_fs::{Attr, Caller, Error as FsError, Fs, InodeId, MountOptions, NewIn
 use ubtrfs_mkfs::{MkfsOptions, MkfsReport};
 
 use crate::error::{Error, Result, ResultExt};
+use crate::in_use::DeviceClaim;
 use crate::path::{self, Follow};
 
 /// A btrfs filesystem that is open in this process.
@@ -250,7 +251,9 @@ impl Filesystem {
     /// As for [`Filesystem::make_on`]; `InvalidInput` if the profiles need more devices.
     pub fn make_on_devices(devices: &[&dyn Device], options: &MkfsOptions) -> Result<MkfsReport> {
         let names: Vec<String> = devices.iter().map(|device| device.describe()).collect();
-        ubtrfs_mkfs::make_array(devices, options).while_doing("make a filesystem on", &PathBuf::from(names.join(", ")))
+        let names = PathBuf::from(names.join(", "));
+        let _claim = DeviceClaim::new(devices.iter().copied(), true).while_doing("make a filesystem on", &names)?;
+        ubtrfs_mkfs::make_array(devices, options).while_doing("make a filesystem on", &names)
     }
 
     /// Opens an image file, a block device, or an export of an NBD server for reading and writing. The name of an export is a
@@ -345,12 +348,17 @@ impl Filesystem {
     ///
     /// Devices that are all read-only open a filesystem that is read-only.
     ///
+    /// A device belongs to one filesystem at a time. Two objects over one storage are not noticed.
+    ///
     /// # Errors
-    /// Damage; unknown features; errors of the devices.
+    /// Damage; unknown features; errors of the devices; `ResourceBusy` if a filesystem of this process uses a device.
     pub fn open_devices(devices: Vec<Arc<dyn Device>>, mut options: MountOptions) -> Result<Self> {
         options.read_only |= devices.iter().all(|device| device.is_read_only());
         let device = PathBuf::from(devices.first().map(|device| device.describe()).unwrap_or_default());
+        let given = devices.iter().map(AsRef::as_ref);
+        let claim = DeviceClaim::new(given, !options.read_only).while_doing("open", &device)?;
         let fs = Fs::open(devices, options).while_doing("open", &device)?;
+        claim.opened(&fs);
         let shared = OpenFilesystem {
             fs,
             pid: std::process::id(),

@@ -84,6 +84,7 @@ mod filesystem;
 pub mod format;
 #[cfg(feature = "fuse")]
 pub mod fuse;
+mod in_use;
 pub mod manage;
 mod metadata;
 mod names;

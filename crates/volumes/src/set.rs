@@ -507,6 +507,15 @@ impl Volumes {
         self.members().into_iter().map(summary).collect()
     }
 
+    /// Whether this object is a device of the filesystem, or the new device of a running replacement.
+    pub fn uses(&self, device: &dyn Device) -> bool {
+        let is_it = |own: &Arc<dyn Device>| std::ptr::addr_eq(Arc::as_ptr(own), device);
+        let uses = |member: &Arc<Member>| {
+            member.device().is_some_and(is_it) || member.twin().is_some_and(|twin| is_it(twin.device()))
+        };
+        self.members().iter().any(uses)
+    }
+
     /// The current device item, which [`Volumes::write_superblock`] also puts into the device's superblock.
     pub fn dev_item(&self, devid: DevId) -> Option<DevItem> {
         Some(self.member(devid)?.item.read().clone())

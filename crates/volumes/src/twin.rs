@@ -83,6 +83,10 @@ impl Twin {
         }
     }
 
+    pub(crate) fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
     /// Keeps these bytes from being copied while the guards are held.
     pub(crate) fn begin_write(&self, offset: u64, len_bytes: u64) -> Vec<RwLockReadGuard<'_, ()>> {
         self.locks_of(offset, len_bytes).map(|lock| lock.read()).collect()

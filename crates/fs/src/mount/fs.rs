@@ -349,6 +349,11 @@ impl Fs {
         done
     }
 
+    /// Whether [`Fs::close`] has not ended yet.
+    pub(crate) fn is_open(&self) -> bool {
+        self.closed.try_lock().is_none_or(|closed| closed.is_none())
+    }
+
     fn close_once(&self) -> Result<()> {
         self.context.end_changes();
         self.balance.close();

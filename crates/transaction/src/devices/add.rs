@@ -24,6 +24,7 @@ impl Engine {
         self.check_writable()?;
         self.check_not_held()?;
         let _alone = self.device_changes.begin(job)?;
+        self.refuse_own_device(device.as_ref())?;
         let item = self.volumes.new_dev_item(device.as_ref())?;
         check_new_device(device.as_ref(), &item)?;
         ubtrfs_volumes::wipe(device.as_ref(), device.len_bytes())?;
@@ -32,6 +33,24 @@ impl Engine {
         self.commit()?;
         self.update_unallocated();
         self.device_changes.take_done().failure.map_or(Ok(devid), Err)
+    }
+}
+
+impl Engine {
+    /// Whether this object is a device of the filesystem, or the new device of a running replacement.
+    pub fn uses_device(&self, device: &dyn Device) -> bool {
+        self.volumes.uses(device)
+    }
+
+    /// Fails for a new device that is a device of the filesystem already.
+    pub(super) fn refuse_own_device(&self, device: &dyn Device) -> Result<()> {
+        match self.uses_device(device) {
+            true => Err(Error::Refused {
+                what: format!("{} is a device of this filesystem already", device.describe()),
+                hint: "give another device",
+            }),
+            false => Ok(()),
+        }
     }
 }
 

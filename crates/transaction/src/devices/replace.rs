@@ -80,6 +80,7 @@ impl Engine {
                 hint: "give a larger device, or shrink the filesystem on the old one first: ubtrfs filesystem resize",
             });
         }
+        self.refuse_own_device(device.as_ref())?;
         check_can_be_written(device.as_ref())?;
         let begun = DevReplaceItem {
             src_devid: devid,

@@ -8,6 +8,7 @@ use ubtrfs_fs::{Job, ReplaceReport, ReplaceRequest};
 
 use crate::Filesystem;
 use crate::error::{Result, ResultExt};
+use crate::in_use::DeviceClaim;
 
 impl Filesystem {
     /// Adds a device, and returns its number. Everything on the device is lost. New block groups use it at once; what
@@ -29,7 +30,8 @@ impl Filesystem {
     /// `InvalidInput` if the device is too small, or is read-only; `ReadOnlyFilesystem`; an error of the device.
     pub fn add_device(&self, device: Arc<dyn Device>, job: &Job) -> Result<u64> {
         let name = device.describe();
-        let added = self.engine().add_device(device, job);
+        let claim = DeviceClaim::new([device.as_ref()], true);
+        let added = claim.and_then(|_claim| self.engine().add_device(Arc::clone(&device), job));
         Ok(added.while_doing("add device", std::path::Path::new(&name))?.0)
     }
 
@@ -73,8 +75,10 @@ impl Filesystem {
     /// `InvalidInput` if the device is unknown, or the new one is too small; EINPROGRESS if a replacement or a balance
     /// runs; ECANCELED; an error of the new device. After an error, the old device is in its place.
     pub fn replace_device(&self, devid: u64, new: Arc<dyn Device>, job: &Job) -> Result<ReplaceReport> {
-        let request = ReplaceRequest { devid: DevId(devid), device: new, avoids_source: false };
-        self.engine().replace_device(&request, job).while_doing("replace a device of", self.device_name())
+        let claim = DeviceClaim::new([new.as_ref()], true);
+        let request = ReplaceRequest { devid: DevId(devid), device: Arc::clone(&new), avoids_source: false };
+        let replaced = claim.and_then(|_claim| self.engine().replace_device(&request, job));
+        replaced.while_doing("replace a device of", self.device_name())
     }
 
     /// Sets the bytes of a device that the filesystem uses. What lies behind them moves first; `job` counts its bytes.
