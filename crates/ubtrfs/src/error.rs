@@ -1,6 +1,7 @@
 //! Errors: the operation, the path, and the reason with its errno.
 
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
@@ -31,8 +32,24 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// # Ok(()) }
 /// ```
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {} '{}': {}", .0.operation, .0.path.display(), .0.reason)]
+#[error("cannot {} '{}': {}", .0.operation, shown(&.0.path), .0.reason)]
 pub struct Error(Box<FailedOperation>);
+
+/// The path for a message of one line. Control characters, and bytes that are no UTF-8, are escaped, because a name of a
+/// filesystem can be anything.
+fn shown(path: &Path) -> String {
+    let mut text = String::new();
+    for chunk in path.as_os_str().as_bytes().utf8_chunks() {
+        for char in chunk.valid().chars() {
+            match char.is_control() {
+                true => text.extend(char.escape_default()),
+                false => text.push(char),
+            }
+        }
+        chunk.invalid().iter().for_each(|byte| text.extend(byte.escape_ascii().map(char::from)));
+    }
+    text
+}
 
 #[derive(Debug)]
 struct FailedOperation {
@@ -131,7 +148,8 @@ fn errno_of_device(error: &OpenError) -> i32 {
 fn errno_of_receive(problem: &ubtrfs_fs::ReceiveProblem) -> i32 {
     use ubtrfs_fs::ReceiveProblem as Problem;
     match problem {
-        Problem::Stream(_) | Problem::NotFollowed { .. } => Errno::INVAL.raw_os_error(),
+        Problem::Stream(_) if problem.errno() == Errno::BADMSG.raw_os_error() => Errno::INVAL.raw_os_error(),
+        Problem::NotFollowed { .. } => Errno::INVAL.raw_os_error(),
         Problem::Writable { .. } => Errno::PERM.raw_os_error(),
         problem => problem.errno(),
     }

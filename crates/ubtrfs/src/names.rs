@@ -342,7 +342,8 @@ impl Filesystem {
         Ok(PathBuf::from(std::ffi::OsString::from_vec(target)))
     }
 
-    /// Whether a path exists. On errors other than `NotFound` and `NotADirectory`, returns true.
+    /// Whether a path exists. Symbolic links are followed. Returns false if that cannot be found out; see
+    /// [`try_exists`](Self::try_exists).
     ///
     /// ```
     /// # fn main() -> ubtrfs::Result<()> {
@@ -352,10 +353,29 @@ impl Filesystem {
     /// # Ok(()) }
     /// ```
     pub fn exists(&self, path: impl AsRef<Path>) -> bool {
-        !matches!(
-            path::resolve(self.engine(), path.as_ref(), Follow::Yes),
-            Err(ubtrfs_fs::Error::NotFound | ubtrfs_fs::Error::NotDirectory)
-        )
+        self.try_exists(path).unwrap_or(false)
+    }
+
+    /// Whether a path exists. Symbolic links are followed.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// assert!(!fs.try_exists("/f")?);
+    /// fs.symlink("loop", "/loop")?;
+    /// assert!(fs.try_exists("/loop").is_err());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Too many levels of links; a name that is too long; damage.
+    pub fn try_exists(&self, path: impl AsRef<Path>) -> Result<bool> {
+        let path = path.as_ref();
+        match path::resolve(self.engine(), path, Follow::Yes) {
+            Ok(_) => Ok(true),
+            Err(ubtrfs_fs::Error::NotFound | ubtrfs_fs::Error::NotDirectory) => Ok(false),
+            Err(error) => Err(error).while_doing("look for", path),
+        }
     }
 
     /// Makes `to` a copy of `from` that shares the extents instead of copying data. Later changes of one file do not

@@ -17,7 +17,8 @@ struct Level {
 }
 
 impl Filesystem {
-    /// Removes a directory with its content. Symbolic links are removed, not followed. A non-empty subvolume inside the
+    /// Removes a directory with its content. The root of the opened subvolume cannot be removed. Symbolic links are
+    /// removed, not followed. A non-empty subvolume inside the
     /// directory stops the removal; delete it first with [`delete_subvolume`](Self::delete_subvolume).
     ///
     /// ```
@@ -31,10 +32,12 @@ impl Filesystem {
     /// ```
     ///
     /// # Errors
-    /// `NotFound`; `NotADirectory`; `DirectoryNotEmpty` if the directory contains a subvolume with files; damage, such
+    /// `NotFound`; `NotADirectory`; `InvalidInput` for the root, an empty path, and a path that ends in `.` or `..`; `DirectoryNotEmpty` if the directory contains a subvolume with files; damage, such
     /// as a directory that contains itself. Files that were removed before the error stay removed.
     pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
+        // What has no name cannot be removed, so its content stays too.
+        self.parent_and_name("remove directory", path)?;
         let top = self.resolve("remove directory", path, Follow::No)?;
         if !top.is_dir() {
             return Err(Error::new("remove directory", path, ubtrfs_fs::Error::NotDirectory));

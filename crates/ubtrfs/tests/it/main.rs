@@ -8,3 +8,4 @@ mod examples;
 mod library;
 mod manage;
 mod mount;
+mod refusals;
