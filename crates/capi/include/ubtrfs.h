@@ -683,7 +683,44 @@ int ubtrfs_subvolume_info(ubtrfs_fs *fs, const char *path, ubtrfs_subvolume **su
 int ubtrfs_subvolume_list(ubtrfs_fs *fs, ubtrfs_subvolume **subvolumes, size_t *nr_subvolumes, ubtrfs_error **error);
 
 /* ---------------------------------------------------------------------------------------------
- * Send, receive, jobs
+ * Jobs: progress, pausing, cancelling
+ */
+
+/** The progress of a job. */
+typedef struct ubtrfs_progress {
+  /** Bytes of the stream so far. */
+  uint64_t done;
+  /** All bytes, as far as they are known; otherwise 0. */
+  uint64_t total;
+  /** 1 if the job was cancelled, otherwise 0. */
+  uint32_t is_cancelled;
+  /** 1 if the job is paused, otherwise 0. */
+  uint32_t is_paused;
+} ubtrfs_progress;
+
+/** Makes a job. Close it with ubtrfs_job_close. */
+int ubtrfs_job_new(ubtrfs_job **job, ubtrfs_error **error);
+
+/** Returns how far the operation of a job is. */
+int ubtrfs_job_progress(ubtrfs_job *job, ubtrfs_progress *progress, ubtrfs_error **error);
+
+/**
+ * Waits until a job changes, at most for some milliseconds, and returns how far its operation is. It also returns early
+ * without a change.
+ */
+int ubtrfs_job_wait(ubtrfs_job *job, uint32_t milliseconds, ubtrfs_progress *progress, ubtrfs_error **error);
+
+/** Ends the operation of a job soon: it fails with ECANCELED. A signal handler must not call this. */
+int ubtrfs_job_cancel(ubtrfs_job *job);
+
+/** Pauses the operation of a job, or lets it continue if pause is 0. */
+int ubtrfs_job_pause(ubtrfs_job *job, int pause);
+
+/** Closes a job. An operation that uses it goes on. */
+int ubtrfs_job_close(ubtrfs_job *job, ubtrfs_error **error);
+
+/* ---------------------------------------------------------------------------------------------
+ * Send, receive
  *
  * The functions of the program that write and read a stream are called by one thread at a time, which may be another
  * thread than the caller's. They must not call this library on the same filesystem.
@@ -755,39 +792,6 @@ typedef struct ubtrfs_receive_report {
   /** Not used: 0. */
   uint64_t more[4];
 } ubtrfs_receive_report;
-
-/** The progress of a job. */
-typedef struct ubtrfs_progress {
-  /** Bytes of the stream so far. */
-  uint64_t done;
-  /** All bytes, as far as they are known; otherwise 0. */
-  uint64_t total;
-  /** 1 if the job was cancelled, otherwise 0. */
-  uint32_t is_cancelled;
-  /** 1 if the job is paused, otherwise 0. */
-  uint32_t is_paused;
-} ubtrfs_progress;
-
-/** Makes a job. Close it with ubtrfs_job_close. */
-int ubtrfs_job_new(ubtrfs_job **job, ubtrfs_error **error);
-
-/** Returns how far the operation of a job is. */
-int ubtrfs_job_progress(ubtrfs_job *job, ubtrfs_progress *progress, ubtrfs_error **error);
-
-/**
- * Waits until a job changes, at most for some milliseconds, and returns how far its operation is. It also returns early
- * without a change.
- */
-int ubtrfs_job_wait(ubtrfs_job *job, uint32_t milliseconds, ubtrfs_progress *progress, ubtrfs_error **error);
-
-/** Ends the operation of a job soon: it fails with ECANCELED. A signal handler must not call this. */
-int ubtrfs_job_cancel(ubtrfs_job *job);
-
-/** Pauses the operation of a job, or lets it continue if pause is 0. */
-int ubtrfs_job_pause(ubtrfs_job *job, int pause);
-
-/** Closes a job. An operation that uses it goes on. */
-int ubtrfs_job_close(ubtrfs_job *job, ubtrfs_error **error);
 
 /**
  * Sends the read-only subvolume at path as a stream, for ubtrfs_receive or for btrfs receive. write gets the

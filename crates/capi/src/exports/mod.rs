@@ -10,6 +10,7 @@ pub mod directory;
 pub mod error;
 pub mod file;
 pub mod filesystem;
+pub mod job;
 pub mod names;
 pub mod stream;
 pub mod subvolume;

@@ -1,4 +1,4 @@
-//! Send, receive, jobs
+//! Send, receive
 //!
 //! The functions of the program that write and read a stream are called by one thread at a time, which may be another
 //! thread than the caller's. They must not call this library on the same filesystem.
@@ -7,29 +7,15 @@ use std::ffi::{c_int, c_void};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
 
-use ubtrfs::{Job, JobProgress, ReceiveOptions, ReceiveReport, SendOptions};
+use ubtrfs::{ReceiveOptions, ReceiveReport, SendOptions};
 
 use crate::border::{ErrorPlace, Given, GrowingStruct, ResultPlace, Text, TextList, UserPointer, own_descriptor};
 use crate::callback::{CallbackReader, CallbackWriter};
 use crate::exports::filesystem::{UbtrfsFs, check_flags};
-use crate::failure::{CallFailure, CallResult, answer, status};
-use crate::handles::{Handle, HandleKind, HandleTable};
-
-/// A job: shows how far a send or a receive is, and cancels it, from another thread. Use a job for one operation.
-#[derive(Debug)]
-pub enum UbtrfsJob {}
-
-impl HandleKind for UbtrfsJob {
-    type Object = Job;
-    const WHAT: &'static str = "the job";
-    fn table() -> &'static HandleTable<Job> {
-        static TABLE: HandleTable<Job> = HandleTable::new();
-        &TABLE
-    }
-}
+use crate::exports::job::{UbtrfsJob, job_of};
+use crate::failure::{CallFailure, CallResult, answer};
+use crate::handles::Handle;
 
 /// Writes all `len` bytes. Returns 0, or a negative errno, which ends the operation.
 pub type UbtrfsWriteFn = Option<unsafe extern "C" fn(user: UserPointer, data: *const c_void, len: usize) -> c_int>;
@@ -116,100 +102,6 @@ pub struct UbtrfsReceiveReport {
     pub more: [u64; 4],
 }
 
-/// The progress of a job.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct UbtrfsProgress {
-    /// Bytes of the stream so far.
-    pub done: u64,
-    /// All bytes, as far as they are known; otherwise 0.
-    pub total: u64,
-    /// 1 if the job was cancelled, otherwise 0.
-    pub is_cancelled: u32,
-    /// 1 if the job is paused, otherwise 0.
-    pub is_paused: u32,
-}
-
-/// Makes a job. Close it with `ubtrfs_job_close`.
-#[unsafe(no_mangle)]
-pub extern "C" fn ubtrfs_job_new(job: ResultPlace<Handle<UbtrfsJob>>, error: ErrorPlace) -> c_int {
-    answer(error, || {
-        job.set(Handle::NULL);
-        job.needed("the place for the job")?;
-        job.set(Handle::add(Job::new())?);
-        Ok(())
-    })
-}
-
-/// Returns how far the operation of a job is.
-#[unsafe(no_mangle)]
-pub extern "C" fn ubtrfs_job_progress(
-    job: Handle<UbtrfsJob>,
-    progress: ResultPlace<UbtrfsProgress>,
-    error: ErrorPlace,
-) -> c_int {
-    answer(error, || {
-        progress.needed("progress")?;
-        progress.set(progress_of(&job.get()?.progress()));
-        Ok(())
-    })
-}
-
-/// Waits until a job changes, at most for some milliseconds, and returns how far its operation is. It also returns early
-/// without a change.
-#[unsafe(no_mangle)]
-pub extern "C" fn ubtrfs_job_wait(
-    job: Handle<UbtrfsJob>,
-    milliseconds: u32,
-    progress: ResultPlace<UbtrfsProgress>,
-    error: ErrorPlace,
-) -> c_int {
-    answer(error, || {
-        progress.needed("progress")?;
-        let patience = Duration::from_millis(milliseconds.into());
-        progress.set(progress_of(&job.get()?.wait_for_change(patience)));
-        Ok(())
-    })
-}
-
-fn progress_of(found: &JobProgress) -> UbtrfsProgress {
-    UbtrfsProgress {
-        done: found.done,
-        total: found.total,
-        is_cancelled: found.is_cancelled.into(),
-        is_paused: found.is_paused.into(),
-    }
-}
-
-/// Ends the operation of a job soon: it fails with ECANCELED. A signal handler must not call this.
-#[unsafe(no_mangle)]
-pub extern "C" fn ubtrfs_job_cancel(job: Handle<UbtrfsJob>) -> c_int {
-    status(|| {
-        job.get()?.cancel();
-        Ok(())
-    })
-}
-
-/// Pauses the operation of a job, or lets it continue if `pause` is 0.
-#[unsafe(no_mangle)]
-pub extern "C" fn ubtrfs_job_pause(job: Handle<UbtrfsJob>, pause: c_int) -> c_int {
-    status(|| {
-        let job = job.get()?;
-        if pause != 0 {
-            job.pause()
-        } else {
-            job.resume()
-        }
-        Ok(())
-    })
-}
-
-/// Closes a job. An operation that uses it goes on.
-#[unsafe(no_mangle)]
-pub extern "C" fn ubtrfs_job_close(job: Handle<UbtrfsJob>, error: ErrorPlace) -> c_int {
-    answer(error, || job.take().map(drop))
-}
-
 /// Sends the read-only subvolume at `path` as a stream, for `ubtrfs_receive` or for `btrfs receive`. `write` gets the
 /// bytes. `options` and `job` may be null.
 #[unsafe(no_mangle)]
@@ -285,11 +177,6 @@ impl Read for DescriptorStream {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         Ok(rustix::io::read(&self.0, buf)?)
     }
-}
-
-/// The job of a call, or a new one.
-fn job_of(job: Handle<UbtrfsJob>) -> CallResult<Arc<Job>> {
-    if job.is_null() { Ok(Arc::default()) } else { job.get() }
 }
 
 fn send(

@@ -24,6 +24,7 @@ const SECTIONS: &[&str] = &[
     "file",
     "directory",
     "subvolume",
+    "job",
     "stream",
     "check",
     "archive",

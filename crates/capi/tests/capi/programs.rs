@@ -84,9 +84,9 @@ fn layouts_in_rust() -> Vec<(usize, Vec<(&'static str, usize)>)> {
         subvolume::UbtrfsSubvolume {
             path, id, parent_id, generation, created, uuid, parent_uuid, received_uuid, is_read_only, reserved, more
         }
+        job::UbtrfsProgress { done, total, is_cancelled, is_paused }
         stream::UbtrfsSendOptions { struct_size, flags, version, parent, clone_sources, nr_clone_sources }
         stream::UbtrfsReceiveReport { nr_subvolumes, nr_commands, nr_errors, nr_bytes, more }
-        stream::UbtrfsProgress { done, total, is_cancelled, is_paused }
         check::UbtrfsProblem { code, text, tree, bytenr, is_error, reserved }
         check::UbtrfsCheckReport {
             is_clean, is_complete, nr_errors, nr_warnings, nr_trees, nr_tree_blocks, nr_data_extents, nr_inodes,
