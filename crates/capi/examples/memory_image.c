@@ -81,7 +81,7 @@ int main(void) {
 
   /* What was durable is there. */
   storage.is_broken = 0;
-  check(ubtrfs_check_devices(&device, 1, UBTRFS_CHECK_DATA, NULL, NULL, &report, &error), error);
+  check(ubtrfs_check_devices(&device, 1, UBTRFS_CHECK_DATA, NULL, NULL, NULL, &report, &error), error);
   printf("clean: %s\n", report.is_clean ? "yes" : "no");
   check(ubtrfs_open_devices(&device, 1, NULL, &fs, &error), error);
   check(ubtrfs_read_file(fs, "/f", &text, &len, &error), error);

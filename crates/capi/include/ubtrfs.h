@@ -860,13 +860,14 @@ typedef struct ubtrfs_check_report {
 } ubtrfs_check_report;
 
 /**
- * Checks the filesystem on image files or block devices, without changing it. tell may be null. Problems are no
- * failure of this function; see the report, which may be null. The function fails if nothing can be checked.
+ * Checks the filesystem on image files or block devices, without changing it. Problems are no failure of this function;
+ * see the report. The function fails if nothing can be checked. The job counts the bytes that were read; how many there
+ * are is not known. tell, job and report may be null.
  */
-int ubtrfs_check(const char *const *paths, size_t nr_paths, uint32_t flags, ubtrfs_problem_fn tell, void *user, ubtrfs_check_report *report, ubtrfs_error **error);
+int ubtrfs_check(const char *const *paths, size_t nr_paths, uint32_t flags, ubtrfs_problem_fn tell, void *user, ubtrfs_job *job, ubtrfs_check_report *report, ubtrfs_error **error);
 
 /** Checks the filesystem on devices of the program, as ubtrfs_check. */
-int ubtrfs_check_devices(ubtrfs_device *const *devices, size_t nr_devices, uint32_t flags, ubtrfs_problem_fn tell, void *user, ubtrfs_check_report *report, ubtrfs_error **error);
+int ubtrfs_check_devices(ubtrfs_device *const *devices, size_t nr_devices, uint32_t flags, ubtrfs_problem_fn tell, void *user, ubtrfs_job *job, ubtrfs_check_report *report, ubtrfs_error **error);
 
 /* ---------------------------------------------------------------------------------------------
  * Archives: tar

@@ -16,6 +16,7 @@
 //! | `memory`   | memory that C programs give back with `ubtrfs_free`                          |
 //! | `failure`  | errors, and the end of panics                                                |
 //! | `callback` | calls of functions in C: devices, streams, archives, problems of a check     |
+//! | `watched`  | devices that are read for a job, so that a check can be watched and cancelled |
 //!
 //! `tests/capi/header.rs` makes the header `ubtrfs.h` of the files in `exports/`, with their comments.
 //!
@@ -37,6 +38,7 @@ pub mod exports;
 mod failure;
 mod handles;
 mod memory;
+mod watched;
 
 pub use border::{
     Address, ErrorPlace, Given, GrowingStruct, HandleList, Memory, MemoryRoom, OwnedAddress, ResultPlace, Text,

@@ -1,14 +1,20 @@
 //! Check
 
 use std::ffi::{c_char, c_int};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use ubtrfs::{CheckOptions, Problem, Report};
+use rustix::io::Errno;
+use ubtrfs::{Access, CheckOptions, Device, FileDevice, Problem};
 
 use crate::border::{Address, ErrorPlace, HandleList, ResultPlace, TextList, UserPointer};
 use crate::callback::tell_problem;
-use crate::exports::device::{UbtrfsDevice, devices_of};
+use crate::exports::device::{UbtrfsDevice, devices_of, file_device};
 use crate::exports::filesystem::check_flags;
+use crate::exports::job::UbtrfsJob;
 use crate::failure::{CallFailure, CallResult, answer};
+use crate::handles::Handle;
+use crate::watched::WatchedDevice;
 
 /// A problem that a check found.
 #[repr(C)]
@@ -58,8 +64,9 @@ pub struct UbtrfsCheckReport {
     pub data_bytes_verified: u64,
 }
 
-/// Checks the filesystem on image files or block devices, without changing it. `tell` may be null. Problems are no
-/// failure of this function; see the report, which may be null. The function fails if nothing can be checked.
+/// Checks the filesystem on image files or block devices, without changing it. Problems are no failure of this function;
+/// see the report. The function fails if nothing can be checked. The job counts the bytes that were read; how many there
+/// are is not known. `tell`, `job` and `report` may be null.
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_check(
     paths: TextList,
@@ -67,6 +74,7 @@ pub extern "C" fn ubtrfs_check(
     flags: u32,
     tell: UbtrfsProblemFn,
     user: UserPointer,
+    job: Handle<UbtrfsJob>,
     report: ResultPlace<UbtrfsCheckReport>,
     error: ErrorPlace,
 ) -> c_int {
@@ -75,7 +83,9 @@ pub extern "C" fn ubtrfs_check(
         if paths.is_empty() {
             return Err(CallFailure::argument("paths is empty".to_owned()));
         }
-        checked(flags, tell, user, report, |options, tell| ubtrfs::check_images(&paths, options, tell))
+        let open = |path| file_device("check", path, |path| FileDevice::open(path, Access::ReadOnly));
+        let devices = paths.into_iter().map(open).collect::<CallResult<_>>()?;
+        checked(devices, flags, tell, user, job, report)
     })
 }
 
@@ -87,25 +97,44 @@ pub extern "C" fn ubtrfs_check_devices(
     flags: u32,
     tell: UbtrfsProblemFn,
     user: UserPointer,
+    job: Handle<UbtrfsJob>,
     report: ResultPlace<UbtrfsCheckReport>,
     error: ErrorPlace,
 ) -> c_int {
     answer(error, || {
         let devices = devices_of(devices, nr_devices)?;
-        checked(flags, tell, user, report, |options, tell| ubtrfs::check(devices, options, tell))
+        checked(devices, flags, tell, user, job, report)
     })
 }
 
 fn checked(
+    devices: Vec<Arc<dyn Device>>,
     flags: u32,
     tell: UbtrfsProblemFn,
     user: UserPointer,
+    job: Handle<UbtrfsJob>,
     place: ResultPlace<UbtrfsCheckReport>,
-    check: impl FnOnce(CheckOptions, &mut dyn FnMut(Problem)) -> ubtrfs::Result<Report>,
 ) -> CallResult<()> {
     check_flags(flags, UBTRFS_CHECK_DATA, "flags")?;
     let options = CheckOptions { data_csums: flags & UBTRFS_CHECK_DATA != 0, ..CheckOptions::default() };
-    let report = check(options, &mut |problem| tell_problem(tell, user, &problem))?;
+    let was_refused = Arc::new(AtomicBool::new(false));
+    let is_cancelled = || was_refused.load(Ordering::Acquire);
+    let devices = if job.is_null() {
+        devices
+    } else {
+        let job = job.get()?;
+        let watch = |device| -> Arc<dyn Device> { Arc::new(WatchedDevice::new(device, &job, &was_refused)) };
+        devices.into_iter().map(watch).collect()
+    };
+    let found = ubtrfs::check(devices, options, &mut |problem: Problem| {
+        if !is_cancelled() {
+            tell_problem(tell, user, &problem);
+        }
+    });
+    if is_cancelled() {
+        return Err(CallFailure::plain(Errno::CANCELED, "the check was cancelled".to_owned()));
+    }
+    let report = found?;
     let count =
         |errors: bool| report.counts.iter().filter(|(code, _)| code.is_error() == errors).map(|(_, nr)| nr).sum();
     place.set(UbtrfsCheckReport {

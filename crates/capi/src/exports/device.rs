@@ -114,7 +114,7 @@ pub extern "C" fn ubtrfs_device_open(
     made(device, error, || {
         check_flags(flags, UBTRFS_DEVICE_READ_ONLY, "flags")?;
         let access = if flags & UBTRFS_DEVICE_READ_ONLY != 0 { Access::ReadOnly } else { Access::ReadWrite };
-        file_device(path.path("path")?, |path| FileDevice::open(path, access))
+        file_device("open", path.path("path")?, |path| FileDevice::open(path, access))
     })
 }
 
@@ -126,7 +126,7 @@ pub extern "C" fn ubtrfs_device_create(
     device: ResultPlace<Handle<UbtrfsDevice>>,
     error: ErrorPlace,
 ) -> c_int {
-    made(device, error, || file_device(path.path("path")?, |path| FileDevice::create(path, size, true)))
+    made(device, error, || file_device("make", path.path("path")?, |path| FileDevice::create(path, size, true)))
 }
 
 /// Returns the size of a device in bytes.
@@ -150,8 +150,13 @@ pub(crate) fn devices_of(devices: HandleList<UbtrfsDevice>, nr_devices: usize) -
     Ok(devices.objects(nr_devices, "devices")?.iter().map(|device| Arc::clone(&**device)).collect())
 }
 
-fn file_device(path: &Path, open: impl FnOnce(&Path) -> Result<FileDevice, OpenError>) -> CallResult<Arc<dyn Device>> {
-    let device = open(path).map_err(|cause| ubtrfs::Error::of_device("open", path, cause))?;
+/// Opens an image file or a block device for an operation.
+pub(crate) fn file_device(
+    operation: &'static str,
+    path: &Path,
+    open: impl FnOnce(&Path) -> Result<FileDevice, OpenError>,
+) -> CallResult<Arc<dyn Device>> {
+    let device = open(path).map_err(|cause| ubtrfs::Error::of_device(operation, path, cause))?;
     Ok(Arc::new(device))
 }
 

@@ -378,14 +378,14 @@ static void call_filesystem(void) {
       keep(FS, fs);
     } else {
       CALL(ubtrfs_check_devices, devices, is_right() ? 1 : below(4), one_in(4) ? flags() : 0, one_in(2) ? NULL : tell, NULL,
-           one_in(2) ? NULL : &report);
+           one_in(3) ? A_JOB : NULL, one_in(2) ? NULL : &report);
     }
     break;
   case 5:
     paths[0] = host_path();
     paths[1] = host_path();
     CALL(ubtrfs_check, one_in(9) ? NULL : paths, one_in(9) ? SIZE_MAX : below(3), one_in(4) ? flags() : 0, tell, NULL,
-         one_in(2) ? NULL : &report);
+         one_in(3) ? A_JOB : NULL, one_in(2) ? NULL : &report);
     break;
   case 6: CALL(ubtrfs_with_owner, AN_FS, (uint32_t)number(), (uint32_t)number(), flags(), &fs); keep(FS, fs); break;
   case 7: if (one_in(20)) CALL(ubtrfs_close, AN_FS); break;

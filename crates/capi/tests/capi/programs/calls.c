@@ -400,6 +400,8 @@ static void devices(void) {
   ubtrfs_device_options options = UBTRFS_DEVICE_OPTIONS_INIT;
   ubtrfs_mkfs_options mkfs = UBTRFS_MKFS_OPTIONS_INIT;
   ubtrfs_check_report report;
+  ubtrfs_progress progress;
+  ubtrfs_job *job;
   ubtrfs_device *device, *pair[2];
   ubtrfs_fs *fs;
   uint64_t size;
@@ -427,8 +429,16 @@ static void devices(void) {
   OK(ubtrfs_sync(fs, &error));
   OK(ubtrfs_close(fs, &error));
   EXPECT(disk.nr_flushes > 0 && disk.nr_discards > 0 && disk.nr_releases == 0);
-  OK(ubtrfs_check_devices(&device, 1, UBTRFS_CHECK_DATA, tell, &nr_problems, &report, &error));
+  OK(ubtrfs_check_devices(&device, 1, UBTRFS_CHECK_DATA, tell, &nr_problems, NULL, &report, &error));
   EXPECT(nr_problems == 0 && report.is_clean == 1 && report.nr_inodes > 0);
+  OK(ubtrfs_job_new(&job, &error));
+  OK(ubtrfs_check_devices(&device, 1, 0, NULL, NULL, job, NULL, &error));
+  OK(ubtrfs_job_progress(job, &progress, &error));
+  EXPECT(progress.done > 0 && progress.total == 0);
+  EXPECT(ubtrfs_job_cancel(job) == 0);
+  FAILS(ECANCELED, UBTRFS_ERROR_FAILED, ubtrfs_check_devices(&device, 1, 0, tell, &nr_problems, job, NULL, &error));
+  EXPECT(nr_problems == 0);
+  OK(ubtrfs_job_close(job, &error));
   OK(ubtrfs_device_close(device, &error));
   EXPECT(disk.nr_releases == 1);
 
@@ -453,7 +463,7 @@ static void devices(void) {
   OK(ubtrfs_device_new(&options, &device, &error));
   EXPECT(ubtrfs_open_devices(&device, 1, NULL, &fs, &error) < 0 && ubtrfs_error_errno(error) > 0);
   EXPECT(fs == NULL && ubtrfs_error_free(error) == 0);
-  OK(ubtrfs_check_devices(&device, 1, 0, tell, &nr_problems, &report, &error));
+  OK(ubtrfs_check_devices(&device, 1, 0, tell, &nr_problems, NULL, &report, &error));
   EXPECT(nr_problems > 0 && report.is_clean == 0 && report.nr_errors > 0);
   OK(ubtrfs_device_close(device, &error));
 
@@ -535,10 +545,10 @@ static void images(const char *folder) {
   FAILS(EINVAL, UBTRFS_ERROR_USAGE, ubtrfs_open(path, &options, &fs, &error));
 
   paths[0] = path;
-  OK(ubtrfs_check(paths, 1, UBTRFS_CHECK_DATA, NULL, NULL, &report, &error));
+  OK(ubtrfs_check(paths, 1, UBTRFS_CHECK_DATA, NULL, NULL, NULL, &report, &error));
   EXPECT(report.is_clean == 1 && report.data_bytes_verified == 0);
   paths[0] = NULL;
-  FAILS(EINVAL, UBTRFS_ERROR_USAGE, ubtrfs_check(paths, 1, 0, NULL, NULL, &report, &error));
+  FAILS(EINVAL, UBTRFS_ERROR_USAGE, ubtrfs_check(paths, 1, 0, NULL, NULL, NULL, &report, &error));
   OK(ubtrfs_device_open(path, UBTRFS_DEVICE_READ_ONLY, &device, &error));
   OK(ubtrfs_device_close(device, &error));
   snprintf(other, sizeof other, "%s/device", folder);
