@@ -52,7 +52,7 @@ typedef struct ubtrfs_file ubtrfs_file;
 /** An open directory. */
 typedef struct ubtrfs_dir ubtrfs_dir;
 
-/** A job: shows how far a send or a receive is, and cancels it, from another thread. Use a job for one operation. */
+/** A job: shows how far a long operation is, pauses and cancels it, from another thread. Use a job for one operation. */
 typedef struct ubtrfs_job ubtrfs_job;
 
 /* ---------------------------------------------------------------------------------------------
@@ -490,6 +490,12 @@ int ubtrfs_link(ubtrfs_fs *fs, const char *original, const char *link, ubtrfs_er
 /** Makes a symbolic link to target, which can be any path. */
 int ubtrfs_symlink(ubtrfs_fs *fs, const char *target, const char *link, ubtrfs_error **error);
 
+/**
+ * Makes a FIFO, a socket or a device file. mode has the type (S_IFIFO, S_IFSOCK, S_IFCHR or S_IFBLK of
+ * sys/stat.h) and the permissions. major and minor are the number of a device file.
+ */
+int ubtrfs_mknod(ubtrfs_fs *fs, const char *path, uint32_t mode, uint32_t major, uint32_t minor, ubtrfs_error **error);
+
 /** Returns the target of a symbolic link. Free it with ubtrfs_free. */
 int ubtrfs_readlink(ubtrfs_fs *fs, const char *path, char **target, ubtrfs_error **error);
 
@@ -682,15 +688,21 @@ int ubtrfs_subvolume_info(ubtrfs_fs *fs, const char *path, ubtrfs_subvolume **su
  */
 int ubtrfs_subvolume_list(ubtrfs_fs *fs, ubtrfs_subvolume **subvolumes, size_t *nr_subvolumes, ubtrfs_error **error);
 
+/** Returns the id of the subvolume that is opened if none is named. */
+int ubtrfs_subvolume_default(ubtrfs_fs *fs, uint64_t *id, ubtrfs_error **error);
+
+/** Sets the subvolume that is opened if none is named. */
+int ubtrfs_subvolume_set_default(ubtrfs_fs *fs, const char *path, ubtrfs_error **error);
+
 /* ---------------------------------------------------------------------------------------------
  * Jobs: progress, pausing, cancelling
  */
 
 /** The progress of a job. */
 typedef struct ubtrfs_progress {
-  /** Bytes of the stream so far. */
+  /** How much is done. The unit is the byte unless the operation says another. */
   uint64_t done;
-  /** All bytes, as far as they are known; otherwise 0. */
+  /** All there is to do, as far as it is known; otherwise 0. */
   uint64_t total;
   /** 1 if the job was cancelled, otherwise 0. */
   uint32_t is_cancelled;
@@ -710,10 +722,13 @@ int ubtrfs_job_progress(ubtrfs_job *job, ubtrfs_progress *progress, ubtrfs_error
  */
 int ubtrfs_job_wait(ubtrfs_job *job, uint32_t milliseconds, ubtrfs_progress *progress, ubtrfs_error **error);
 
-/** Ends the operation of a job soon: it fails with ECANCELED. A signal handler must not call this. */
+/** Ends the operation of a job soon: it fails with ECANCELED, except for a scrub. A signal handler must not call this. */
 int ubtrfs_job_cancel(ubtrfs_job *job);
 
-/** Pauses the operation of a job, or lets it continue if pause is 0. */
+/**
+ * Pauses the operation of a job, or lets it continue if pause is 0. Balances, scrubs and changes of devices do not pause
+ * by this; ubtrfs_balance_pause pauses a balance.
+ */
 int ubtrfs_job_pause(ubtrfs_job *job, int pause);
 
 /** Closes a job. An operation that uses it goes on. */
@@ -810,6 +825,581 @@ int ubtrfs_receive(ubtrfs_fs *fs, const char *to, uint32_t flags, ubtrfs_read_fn
 
 /** Receives as ubtrfs_receive, from a file, pipe or socket. The descriptor stays open. */
 int ubtrfs_receive_fd(ubtrfs_fs *fs, const char *to, uint32_t flags, int fd, ubtrfs_job *job, ubtrfs_receive_report *report, ubtrfs_error **error);
+
+/* ---------------------------------------------------------------------------------------------
+ * Balance: block groups move to other places, and get other profiles
+ */
+
+/** Leaves out block groups that have the profile convert already. */
+#define UBTRFS_FILTER_SOFT 1u
+
+/**
+ * Chooses block groups of one type. A block group must match everything that is set. Begin with
+ * UBTRFS_BALANCE_FILTER_INIT.
+ */
+typedef struct ubtrfs_balance_filter {
+  /** The size of this struct. */
+  size_t struct_size;
+  /** UBTRFS_FILTER_..., or 0. */
+  uint32_t flags;
+  /** The most block groups to move; 0 for any number. */
+  uint32_t limit;
+  /** The least used part of the block group, in percent. */
+  uint32_t usage_min;
+  /**
+   * The used part that the block group stays below, in percent; 100 for any. If both numbers are 0, the used part does
+   * not matter.
+   */
+  uint32_t usage_max;
+  /** A device on which the block group has a part; 0 for any. */
+  uint64_t devid;
+  /** The begin of a range of logical addresses. */
+  uint64_t range_start;
+  /** The end of the range, of which the block group has a part. If both numbers are 0, the addresses do not matter. */
+  uint64_t range_end;
+  /** Names of profiles, of which the block group has one; or null. */
+  const char *const *profiles;
+  /** The number of profiles. */
+  size_t nr_profiles;
+  /** The profile that the block groups get: "single", "dup", "raid0", "raid1", "raid1c3", "raid1c4" or "raid10"; or null. */
+  const char *convert;
+} ubtrfs_balance_filter;
+#define UBTRFS_BALANCE_FILTER_INIT {sizeof(ubtrfs_balance_filter), 0, 0, 0, 0, 0, 0, 0, NULL, 0, NULL}
+
+/** Lets a conversion reduce the number of copies of metadata. */
+#define UBTRFS_BALANCE_FORCE 1u
+
+/**
+ * The block groups that a balance moves. A null pointer leaves out a type of block group. If all three are null, the
+ * balance moves all block groups. Begin with UBTRFS_BALANCE_OPTIONS_INIT.
+ */
+typedef struct ubtrfs_balance_options {
+  /** The size of this struct. */
+  size_t struct_size;
+  /** UBTRFS_BALANCE_..., or 0. */
+  uint32_t flags;
+  /** Not used: 0. */
+  uint32_t reserved;
+  /** Block groups of data; or null. */
+  const ubtrfs_balance_filter *data;
+  /** Block groups of metadata; or null. */
+  const ubtrfs_balance_filter *metadata;
+  /** Block groups of the chunk tree; or null. */
+  const ubtrfs_balance_filter *system;
+} ubtrfs_balance_options;
+#define UBTRFS_BALANCE_OPTIONS_INIT {sizeof(ubtrfs_balance_options), 0, 0, NULL, NULL, NULL}
+
+/** Numbers of block groups. */
+typedef struct ubtrfs_balance_counts {
+  /** Block groups that the filters choose. */
+  uint64_t expected;
+  /** Block groups that were looked at so far. */
+  uint64_t considered;
+  /** Block groups that were moved. */
+  uint64_t completed;
+  /** Block groups that stayed, because an extent could not be moved or because there was no space. */
+  uint64_t failed;
+  /** Block groups among failed for which there was no space. */
+  uint64_t without_space;
+  /** Not used: 0. */
+  uint64_t more[3];
+} ubtrfs_balance_counts;
+
+/** A file that uses an extent. */
+typedef struct ubtrfs_extent_user {
+  /** The id of its subvolume. */
+  uint64_t subvolume_id;
+  /** Its inode number. */
+  uint64_t ino;
+  /** A path from the top level, without a leading slash; null if the file has no name. */
+  const char *path;
+} ubtrfs_extent_user;
+
+/** An extent that could not be moved. */
+typedef struct ubtrfs_balance_failure {
+  /** Its address. */
+  uint64_t bytenr;
+  /** The reason. */
+  const char *reason;
+  /** Files that use the extent; or null. */
+  const ubtrfs_extent_user *users;
+  /** The number of users. */
+  size_t nr_users;
+} ubtrfs_balance_failure;
+
+/** The result of a balance. */
+typedef struct ubtrfs_balance_report {
+  /** Numbers of block groups by outcome. */
+  ubtrfs_balance_counts counts;
+  /** Extents that could not be moved; or null. */
+  const ubtrfs_balance_failure *failures;
+  /** The number of failures. */
+  size_t nr_failures;
+  /** Not used: 0. */
+  uint64_t more[4];
+} ubtrfs_balance_report;
+
+/** There is no balance. */
+#define UBTRFS_BALANCE_NONE 0u
+
+/** A balance runs. */
+#define UBTRFS_BALANCE_RUNS 1u
+
+/** A balance is paused. */
+#define UBTRFS_BALANCE_PAUSED 2u
+
+/** The state of the balance of a filesystem. */
+typedef struct ubtrfs_balance_state {
+  /** UBTRFS_BALANCE_NONE, UBTRFS_BALANCE_RUNS or UBTRFS_BALANCE_PAUSED. */
+  uint32_t state;
+  /** 1 if the balance is about to end, because it was cancelled, otherwise 0. */
+  uint32_t is_cancelling;
+  /** 1 if the balance is about to pause, otherwise 0. */
+  uint32_t is_pausing;
+  /** Not used: 0. */
+  uint32_t reserved;
+  /** Numbers of block groups so far. */
+  ubtrfs_balance_counts counts;
+} ubtrfs_balance_state;
+
+/**
+ * Moves block groups to other places. What they hold takes less space afterwards, or has another profile. Fails with
+ * EINPROGRESS if a balance runs or is paused, or a device is being replaced; with ECANCELED if the balance is paused or
+ * cancelled. Extents that cannot be moved are in the report, which is freed with ubtrfs_free. options, job and
+ * report may be null.
+ */
+int ubtrfs_balance(ubtrfs_fs *fs, const ubtrfs_balance_options *options, ubtrfs_job *job, ubtrfs_balance_report **report, ubtrfs_error **error);
+
+/**
+ * Continues a paused balance, also one of an earlier session, as ubtrfs_balance. Fails with ENOTCONN if no balance is
+ * paused. job and report may be null.
+ */
+int ubtrfs_balance_resume(ubtrfs_fs *fs, ubtrfs_job *job, ubtrfs_balance_report **report, ubtrfs_error **error);
+
+/** Pauses the balance that another thread runs, and waits until it has stopped. Fails with ENOTCONN if no balance runs. */
+int ubtrfs_balance_pause(ubtrfs_fs *fs, ubtrfs_error **error);
+
+/**
+ * Ends a running or paused balance. Block groups that were moved stay in their new places. Fails with ENOTCONN if there
+ * is no balance.
+ */
+int ubtrfs_balance_cancel(ubtrfs_fs *fs, ubtrfs_error **error);
+
+/** Describes the balance that runs or is paused. */
+int ubtrfs_balance_status(ubtrfs_fs *fs, ubtrfs_balance_state *state, ubtrfs_error **error);
+
+/* ---------------------------------------------------------------------------------------------
+ * Scrub: everything is read and compared with its checksums
+ */
+
+/** Repairs nothing. */
+#define UBTRFS_SCRUB_READ_ONLY 1u
+
+/** Options of a scrub. Begin with UBTRFS_SCRUB_OPTIONS_INIT. */
+typedef struct ubtrfs_scrub_options {
+  /** The size of this struct. */
+  size_t struct_size;
+  /** UBTRFS_SCRUB_..., or 0. */
+  uint32_t flags;
+  /** The number of devids. */
+  uint32_t nr_devids;
+  /** The ids of the devices; null for all devices that can be read. */
+  const uint64_t *devids;
+  /** The highest rate for each device; 0 for no limit. */
+  uint64_t bytes_per_sec;
+} ubtrfs_scrub_options;
+#define UBTRFS_SCRUB_OPTIONS_INIT {sizeof(ubtrfs_scrub_options), 0, 0, NULL, 0}
+
+/** What was read, and the errors. An error counts sectors. */
+typedef struct ubtrfs_scrub_counts {
+  /** Pieces of data extents. */
+  uint64_t data_extents;
+  /** Tree blocks. */
+  uint64_t tree_blocks;
+  /** Bytes of data. */
+  uint64_t data_bytes;
+  /** Bytes of tree blocks. */
+  uint64_t tree_bytes;
+  /** Sectors that could not be read. */
+  uint64_t read_errors;
+  /** Sectors of data that contradict their checksums. */
+  uint64_t csum_errors;
+  /** Sectors of tree blocks with a wrong checksum, address or generation. */
+  uint64_t verify_errors;
+  /** Sectors without checksums, which are no errors. */
+  uint64_t nr_without_csum;
+  /** Superblocks that are bad or old. */
+  uint64_t super_errors;
+  /** Errors without a good copy. */
+  uint64_t uncorrectable_errors;
+  /** Errors with a good copy elsewhere, from which they are repaired, unless nothing is repaired. */
+  uint64_t corrected_errors;
+  /** Up to this offset of the device, everything was checked. */
+  uint64_t last_physical;
+  /** Not used: 0. */
+  uint64_t more[4];
+} ubtrfs_scrub_counts;
+
+/** A device that was scrubbed. */
+typedef struct ubtrfs_scrubbed_device {
+  /** The id of the device. */
+  uint64_t devid;
+  /** What was read on the device. */
+  ubtrfs_scrub_counts counts;
+  /** Why the scrub of the device did not end normally; null if it did. */
+  const char *message;
+  /** 0 if everything was checked, -ECANCELED if the scrub was cancelled, or another negative errno. */
+  int status;
+  /** Not used: 0. */
+  uint32_t reserved;
+} ubtrfs_scrubbed_device;
+
+/** A file with bad data. */
+typedef struct ubtrfs_damaged_file {
+  /** The id of its subvolume. */
+  uint64_t subvolume_id;
+  /** Its inode number. */
+  uint64_t ino;
+  /** A path from the top level, without a leading slash; null if the file has no name. */
+  const char *path;
+  /** Bytes that were repaired from a good copy, or that have a good copy if nothing is repaired. */
+  uint64_t repaired_bytes;
+  /** Bytes without a good copy. */
+  uint64_t lost_bytes;
+} ubtrfs_damaged_file;
+
+/** The result of a scrub. */
+typedef struct ubtrfs_scrub_report {
+  /** The devices. */
+  const ubtrfs_scrubbed_device *devices;
+  /** The number of devices. */
+  size_t nr_devices;
+  /** Files with bad data, at most 1000; or null. */
+  const ubtrfs_damaged_file *files;
+  /** The number of files. */
+  size_t nr_files;
+  /** Bytes of tree blocks that were repaired, or that have a good copy if nothing is repaired. */
+  uint64_t repaired_block_bytes;
+  /** Bytes of tree blocks without a good copy. */
+  uint64_t lost_block_bytes;
+  /** Not used: 0. */
+  uint64_t more[4];
+} ubtrfs_scrub_report;
+
+/**
+ * Reads everything on the devices, and repairs what is bad and has a good copy. The report names files with bad data,
+ * and how each device ended. Free it with ubtrfs_free. Bad data is no failure of this function. Nor is a cancelled
+ * scrub: the devices of its report have the status -ECANCELED. Fails with EINPROGRESS if a device is being scrubbed.
+ * options and job may be null.
+ */
+int ubtrfs_scrub(ubtrfs_fs *fs, const ubtrfs_scrub_options *options, ubtrfs_job *job, ubtrfs_scrub_report **report, ubtrfs_error **error);
+
+/** Ends the scrubs that other threads run, and waits until they have ended. Fails with ENOTCONN if no scrub runs. */
+int ubtrfs_scrub_cancel(ubtrfs_fs *fs, ubtrfs_error **error);
+
+/* ---------------------------------------------------------------------------------------------
+ * Devices of an open filesystem: adding, removing, replacing, sizes
+ *
+ * Devices have ids, which `ubtrfs_space` lists. A new device is given by its handle: that of an image file or block device
+ * (`ubtrfs_device_open`, `ubtrfs_device_create`), or that of storage of the program (`ubtrfs_device_new`). The filesystem
+ * keeps the device, so its handle may be closed afterwards. A device that a filesystem uses must not be given again.
+ */
+
+/** The result of a replacement. */
+typedef struct ubtrfs_replace_report {
+  /** What was read, and the errors. */
+  ubtrfs_scrub_counts counts;
+  /** Files with data that has no good copy, at most 1000; or null. */
+  const ubtrfs_damaged_file *files;
+  /** The number of files. */
+  size_t nr_files;
+  /** Bytes of tree blocks without a good copy. */
+  uint64_t lost_block_bytes;
+  /** Not used: 0. */
+  uint64_t more[3];
+} ubtrfs_replace_report;
+
+/**
+ * Adds a device, and returns its id in devid, which may be null. Everything on the device is lost. New block groups use
+ * it at once; what there is stays where it is until a balance. job may be null.
+ */
+int ubtrfs_add_device(ubtrfs_fs *fs, ubtrfs_device *device, ubtrfs_job *job, uint64_t *devid, ubtrfs_error **error);
+
+/**
+ * Moves everything on some devices to the others, and removes these devices. Fails with ENOSPC if the others have not
+ * enough space, and with EINVAL if a profile needs more devices. After a failure, what was moved stays in its new place.
+ * job may be null.
+ */
+int ubtrfs_remove_devices(ubtrfs_fs *fs, const uint64_t *devids, size_t nr_devids, ubtrfs_job *job, ubtrfs_error **error);
+
+/**
+ * Copies a device to a new one, which takes its place and its id. Content that is bad on the old device, or is missing with
+ * it, comes from the others. Everything on the new device is lost. If it is larger, ubtrfs_resize_device uses its rest.
+ * Free report with ubtrfs_free. job and report may be null.
+ */
+int ubtrfs_replace_device(ubtrfs_fs *fs, uint64_t devid, ubtrfs_device *device, ubtrfs_job *job, ubtrfs_replace_report **report, ubtrfs_error **error);
+
+/** Sets the bytes of a device that the filesystem uses. What lies behind them moves first. job may be null. */
+int ubtrfs_resize_device(ubtrfs_fs *fs, uint64_t devid, uint64_t size, ubtrfs_job *job, ubtrfs_error **error);
+
+/** Returns the smallest size to which ubtrfs_resize_device surely shrinks a device. */
+int ubtrfs_min_device_size(ubtrfs_fs *fs, uint64_t devid, uint64_t *size, ubtrfs_error **error);
+
+/* ---------------------------------------------------------------------------------------------
+ * Space by kind and device; label; trim
+ */
+
+/** All block groups of one type and profile. */
+typedef struct ubtrfs_group_usage {
+  /** The type: "data", "metadata", "system" or "data+metadata". */
+  const char *kind;
+  /** The profile, such as "raid1". */
+  const char *profile;
+  /** Type and profile as on disk. */
+  uint64_t flags;
+  /** Bytes in the block groups. Each copy on the devices takes as many. */
+  uint64_t total_bytes;
+  /** Bytes of extents. */
+  uint64_t used_bytes;
+} ubtrfs_group_usage;
+
+/** The space of the block groups of one type and profile on a device. */
+typedef struct ubtrfs_device_share {
+  /** The type, as in ubtrfs_group_usage. */
+  const char *kind;
+  /** The profile. */
+  const char *profile;
+  /** Type and profile as on disk. */
+  uint64_t flags;
+  /** The number of stripes of each of the block groups. */
+  uint64_t nr_stripes;
+  /** Bytes on the device. */
+  uint64_t bytes;
+} ubtrfs_device_share;
+
+/** The device has everything that was committed. */
+#define UBTRFS_MEMBER_IN_SYNC 1u
+
+/** The device has everything up to generation for sure, and is being brought up to date. */
+#define UBTRFS_MEMBER_LATE 2u
+
+/** The device has everything up to generation, but missed later commits. */
+#define UBTRFS_MEMBER_STALE 3u
+
+/** The device was not given. */
+#define UBTRFS_MEMBER_MISSING 4u
+
+/** The device failed while the filesystem was open, and is not used any more. */
+#define UBTRFS_MEMBER_FAILED 5u
+
+/** A device of a filesystem. */
+typedef struct ubtrfs_device_usage {
+  /** Its id. */
+  uint64_t devid;
+  /** Its UUID. */
+  uint8_t uuid[16];
+  /** Its path or name; null if it is missing. */
+  const char *path;
+  /** UBTRFS_MEMBER_.... */
+  uint32_t state;
+  /** 1 if it is a device of a seed, which is only read, otherwise 0. */
+  uint32_t is_seed;
+  /** The generation for UBTRFS_MEMBER_LATE and UBTRFS_MEMBER_STALE, otherwise 0. */
+  uint64_t generation;
+  /** Bytes that the filesystem uses, allocated or not. */
+  uint64_t total_bytes;
+  /** Bytes of the device past total_bytes. */
+  uint64_t slack_bytes;
+  /** Bytes that are allocated to block groups. */
+  uint64_t allocated_bytes;
+  /** What is allocated, by type and profile; or null. */
+  const ubtrfs_device_share *shares;
+  /** The number of shares. */
+  size_t nr_shares;
+  /** Not used: 0. */
+  uint64_t more[4];
+} ubtrfs_device_usage;
+
+/** The space of a filesystem by type and profile of block groups, and by device. */
+typedef struct ubtrfs_space_report {
+  /** Block groups by type and profile. */
+  const ubtrfs_group_usage *groups;
+  /** The number of groups. */
+  size_t nr_groups;
+  /** The devices in the order of their ids, also missing ones. */
+  const ubtrfs_device_usage *devices;
+  /** The number of devices. */
+  size_t nr_devices;
+  /** The bytes of metadata that are kept for emergencies. */
+  uint64_t reserve_bytes;
+  /** How much of reserve_bytes is in use. */
+  uint64_t reserve_used_bytes;
+  /** Not used: 0. */
+  uint64_t more[4];
+} ubtrfs_space_report;
+
+/** Describes how the space is used. Free space with ubtrfs_free. */
+int ubtrfs_space(ubtrfs_fs *fs, ubtrfs_space_report **space, ubtrfs_error **error);
+
+/** Sets the label: at most 255 bytes. An empty label removes the old one. */
+int ubtrfs_set_label(ubtrfs_fs *fs, const char *label, ubtrfs_error **error);
+
+/**
+ * Tells the devices which space is free. Free ranges of fewer than min_bytes are left out. bytes, which may be null,
+ * gets the number of bytes that the devices were told. Fails with EOPNOTSUPP if no device takes discards. job may be
+ * null.
+ */
+int ubtrfs_trim(ubtrfs_fs *fs, uint64_t min_bytes, ubtrfs_job *job, uint64_t *bytes, ubtrfs_error **error);
+
+/* ---------------------------------------------------------------------------------------------
+ * Quotas: numbers and limits of subvolumes and of groups of them
+ *
+ * The id of a quota group has the level in its upper 16 bits, and a number in its lower 48 bits. A group of level 0 belongs
+ * to a subvolume, and its id is the id of the subvolume. The group 1/100 has the id `(UINT64_C(1) << 48) + 100`.
+ */
+
+/** Quotas are off. */
+#define UBTRFS_QUOTA_OFF 0u
+
+/** An extent counts for all subvolumes that use it. */
+#define UBTRFS_QUOTA_FULL 1u
+
+/** An extent counts for the subvolume that allocated it. Extents that exist already are not counted. */
+#define UBTRFS_QUOTA_SIMPLE 2u
+
+/** As a limit: none. */
+#define UBTRFS_NO_LIMIT UINT64_C(0xffffffffffffffff)
+
+/** The state of quotas. */
+typedef struct ubtrfs_quota_state {
+  /** UBTRFS_QUOTA_OFF, UBTRFS_QUOTA_FULL or UBTRFS_QUOTA_SIMPLE. */
+  uint32_t kind;
+  /** 1 if the numbers are right, otherwise 0. */
+  uint32_t is_consistent;
+  /** 1 while all extents are being counted, otherwise 0. */
+  uint32_t is_counting;
+  /** Not used: 0. */
+  uint32_t reserved;
+  /** The address up to which extents were counted, while is_counting. */
+  uint64_t counted_up_to;
+  /** Not used: 0. */
+  uint64_t more[2];
+} ubtrfs_quota_state;
+
+/** A quota group. */
+typedef struct ubtrfs_qgroup {
+  /** Its id. */
+  uint64_t id;
+  /** Bytes of all extents that the group refers to. */
+  uint64_t referenced;
+  /** Bytes of the extents that nothing else refers to. */
+  uint64_t exclusive;
+  /** The limit of referenced, or UBTRFS_NO_LIMIT. */
+  uint64_t max_referenced;
+  /** The limit of exclusive, or UBTRFS_NO_LIMIT. */
+  uint64_t max_exclusive;
+  /** The ids of the groups that the group belongs to; or null. */
+  const uint64_t *parents;
+  /** The number of parents. */
+  size_t nr_parents;
+  /** The ids of the groups that belong to the group; or null. */
+  const uint64_t *members;
+  /** The number of members. */
+  size_t nr_members;
+  /** Not used: 0. */
+  uint64_t more[3];
+} ubtrfs_qgroup;
+
+/**
+ * Switches quotas on. kind is UBTRFS_QUOTA_FULL or UBTRFS_QUOTA_SIMPLE. Full quotas count all extents in the
+ * background, for which ubtrfs_quota_wait waits.
+ */
+int ubtrfs_quota_enable(ubtrfs_fs *fs, uint32_t kind, ubtrfs_error **error);
+
+/** Switches quotas off. All groups and limits are lost. */
+int ubtrfs_quota_disable(ubtrfs_fs *fs, ubtrfs_error **error);
+
+/** Describes the state of quotas. */
+int ubtrfs_quota_status(ubtrfs_fs *fs, ubtrfs_quota_state *state, ubtrfs_error **error);
+
+/** Begins to count all extents again, in the background. */
+int ubtrfs_quota_rescan(ubtrfs_fs *fs, ubtrfs_error **error);
+
+/** Waits until all extents are counted. Cancelling job ends only the wait. job may be null. */
+int ubtrfs_quota_wait(ubtrfs_fs *fs, ubtrfs_job *job, ubtrfs_error **error);
+
+/**
+ * Lists all quota groups by id, with the numbers of the last commit. Fails with ENOTCONN if quotas are off. Free the array
+ * qgroups with ubtrfs_free.
+ */
+int ubtrfs_qgroup_list(ubtrfs_fs *fs, ubtrfs_qgroup **qgroups, size_t *nr_qgroups, ubtrfs_error **error);
+
+/** Makes a quota group of level 1 or higher. Groups of level 0 are made with their subvolumes. */
+int ubtrfs_qgroup_create(ubtrfs_fs *fs, uint64_t id, ubtrfs_error **error);
+
+/** Removes a quota group. Fails with EBUSY if it has members or belongs to a subvolume. */
+int ubtrfs_qgroup_destroy(ubtrfs_fs *fs, uint64_t id, ubtrfs_error **error);
+
+/**
+ * Makes a group a member of another one of a higher level. needs_rescan, which may be null, gets 1 if the numbers are
+ * wrong until ubtrfs_quota_rescan has counted all extents, otherwise 0.
+ */
+int ubtrfs_qgroup_assign(ubtrfs_fs *fs, uint64_t member, uint64_t parent, int *needs_rescan, ubtrfs_error **error);
+
+/** Ends what ubtrfs_qgroup_assign began. needs_rescan is as there. */
+int ubtrfs_qgroup_remove(ubtrfs_fs *fs, uint64_t member, uint64_t parent, int *needs_rescan, ubtrfs_error **error);
+
+/**
+ * Sets both limits of a group: bytes of all extents that it refers to, and bytes that only it refers to, or
+ * UBTRFS_NO_LIMIT. Writes beyond a limit fail with EDQUOT.
+ */
+int ubtrfs_qgroup_limit(ubtrfs_fs *fs, uint64_t id, uint64_t max_referenced, uint64_t max_exclusive, ubtrfs_error **error);
+
+/* ---------------------------------------------------------------------------------------------
+ * Extents of files: defragmenting, sharing
+ */
+
+/** Also rewrites extents that snapshots or other files share. The file then takes additional space. */
+#define UBTRFS_DEFRAGMENT_UNSHARE 1u
+
+/** Options of a defragmentation. Begin with UBTRFS_DEFRAGMENT_OPTIONS_INIT. */
+typedef struct ubtrfs_defragment_options {
+  /** The size of this struct. */
+  size_t struct_size;
+  /** UBTRFS_DEFRAGMENT_..., or 0. */
+  uint32_t flags;
+  /** Not used: 0. */
+  uint32_t reserved;
+  /** The begin of the range to defragment. */
+  uint64_t start;
+  /** The end of the range; 0 for the end of the file. */
+  uint64_t end;
+  /** Extents of at least so many bytes stay as they are, unless they are to be compressed; 0 for 32 MiB. */
+  uint64_t small_bytes;
+  /** Compresses what is rewritten: "zlib", "lzo" or "zstd", with a level such as "zstd:9"; or null. */
+  const char *compress;
+} ubtrfs_defragment_options;
+#define UBTRFS_DEFRAGMENT_OPTIONS_INIT {sizeof(ubtrfs_defragment_options), 0, 0, 0, 0, 0, NULL}
+
+/**
+ * Joins the small extents of a file, and compresses them if the options say so. rewritten, which may be null, gets the
+ * number of bytes that were rewritten. The content is intact after every failure. options and job may be null.
+ */
+int ubtrfs_defragment(ubtrfs_fs *fs, const char *path, const ubtrfs_defragment_options *options, ubtrfs_job *job, uint64_t *rewritten, ubtrfs_error **error);
+
+/**
+ * Makes a range of file share the extents of a range of source instead of copying its data. Both ranges begin at
+ * multiples of the sector size. len is such a multiple too, or ends at the end of source; 0 means up to its end. Fails
+ * with EBADF if file is not open for writing or source not for reading, and with EXDEV if they are files of different
+ * filesystems.
+ */
+int ubtrfs_file_clone_range(ubtrfs_file *file, uint64_t offset, ubtrfs_file *source, uint64_t source_offset, uint64_t len, ubtrfs_error **error);
+
+/**
+ * Compares a range of file with a range of source, and makes them share extents if they are equal. are_equal gets 1
+ * if they are, otherwise 0. Ranges and files are as for ubtrfs_file_clone_range. job may be null.
+ */
+int ubtrfs_file_dedupe_range(ubtrfs_file *file, uint64_t offset, ubtrfs_file *source, uint64_t source_offset, uint64_t len, ubtrfs_job *job, int *are_equal, ubtrfs_error **error);
 
 /* ---------------------------------------------------------------------------------------------
  * Check

@@ -80,6 +80,25 @@ impl TextList {
         };
         texts.iter().map(path).collect()
     }
+
+    /// The texts as UTF-8; none of them may be null.
+    pub(crate) fn strs(&self, nr: usize, what: &'static str) -> CallResult<Vec<&str>> {
+        let not_utf8 = || CallFailure::argument(format!("{what}: a text is not UTF-8"));
+        self.paths(nr, what)?.into_iter().map(|path| path.to_str().ok_or_else(not_utf8)).collect()
+    }
+}
+
+/// An array of numbers: `const uint64_t *`.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug)]
+pub struct NumberList(*const u64);
+
+impl NumberList {
+    /// The numbers.
+    pub(crate) fn numbers(&self, nr: usize, what: &'static str) -> CallResult<Vec<u64>> {
+        // SAFETY: the program says that `nr` numbers are there. Every bit pattern is one.
+        unsafe { elements(self.0, nr, what) }
+    }
 }
 
 /// Copies the elements of an array of C.
@@ -195,6 +214,11 @@ impl<T> ResultPlace<T> {
         if self.0.is_null() { Err(CallFailure::null(what)) } else { Ok(()) }
     }
 
+    /// Whether there is a place.
+    pub(crate) fn is_given(&self) -> bool {
+        !self.0.is_null()
+    }
+
     /// Writes the result, if there is a place for it.
     pub(crate) fn set(&self, value: T) {
         if !self.0.is_null() {
@@ -222,6 +246,11 @@ pub unsafe trait GrowingStruct: Copy {
 pub struct Given<T>(*const T);
 
 impl<T: GrowingStruct> Given<T> {
+    /// A copy of the struct, as [`read`](Self::read); `None` for a null pointer.
+    pub(crate) fn optional(&self) -> CallResult<Option<T>> {
+        if self.0.is_null() { Ok(None) } else { self.read().map(Some) }
+    }
+
     /// A copy of the struct. Fields that the program does not know are zero.
     pub(crate) fn read(&self) -> CallResult<T> {
         let mut value = MaybeUninit::<T>::zeroed();
@@ -261,6 +290,11 @@ impl<T> Address<T> {
 
     pub(crate) fn of(value: *const T) -> Self {
         Self(value)
+    }
+
+    /// The address of an array, which is null for an empty one.
+    pub(crate) fn of_list(list: &[T]) -> Self {
+        if list.is_empty() { Self::NULL } else { Self(list.as_ptr()) }
     }
 }
 

@@ -74,7 +74,7 @@ impl CallFailure {
     /// Writes the error to its place, and returns the status.
     fn give(self, error: ErrorPlace) -> c_int {
         let status = -self.errno;
-        if error.needed("").is_ok() {
+        if error.is_given() {
             // Without a free number, the program gets the status alone.
             error.set(Handle::add(self).unwrap_or(Handle::NULL));
         }

@@ -41,8 +41,8 @@ mod memory;
 mod watched;
 
 pub use border::{
-    Address, ErrorPlace, Given, GrowingStruct, HandleList, Memory, MemoryRoom, OwnedAddress, ResultPlace, Text,
-    TextList, UserPointer,
+    Address, ErrorPlace, Given, GrowingStruct, HandleList, Memory, MemoryRoom, NumberList, OwnedAddress, ResultPlace,
+    Text, TextList, UserPointer,
 };
 pub use failure::CallFailure;
 pub use handles::{Handle, HandleKind, HandleTable};

@@ -10,19 +10,14 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::border::{Address, OwnedAddress};
-use crate::exports::subvolume::UbtrfsSubvolume;
-use crate::failure::{CallFailure, CallResult};
+use crate::failure::{CallFailure, CallResult, c_text};
 
 /// A block, which owns what the program reads.
-#[derive(Debug)]
 enum MemoryBlock {
     /// Bytes, and a zero byte after them.
     Bytes(#[allow(dead_code, reason = "kept for the program")] Box<[u8]>),
-    /// Descriptions of subvolumes, and the texts that they point to.
-    Subvolumes(
-        #[allow(dead_code, reason = "kept for the program")] Box<[UbtrfsSubvolume]>,
-        #[allow(dead_code, reason = "kept for the program")] Vec<CString>,
-    ),
+    /// Structs, and what they point to.
+    Structs(#[allow(dead_code, reason = "kept for the program")] Box<dyn Send>),
 }
 
 /// The blocks, by their addresses.
@@ -47,18 +42,39 @@ pub(crate) fn give_text(text: Vec<u8>) -> OwnedAddress<c_char> {
     OwnedAddress::of(give(text).cast())
 }
 
-/// Keeps descriptions of subvolumes for the program. Each gets its path from `paths`.
-pub(crate) fn give_subvolumes(mut list: Box<[UbtrfsSubvolume]>, paths: Vec<CString>) -> OwnedAddress<UbtrfsSubvolume> {
-    for (subvolume, path) in list.iter_mut().zip(&paths) {
-        subvolume.path = Address::of(path.as_ptr());
+/// Texts that structs of a block point to. They stay in their places when this is moved.
+#[derive(Debug, Default)]
+pub(crate) struct KeptTexts(Vec<CString>);
+
+impl KeptTexts {
+    /// Keeps a text, and returns its address.
+    pub(crate) fn keep(&mut self, text: impl Into<Vec<u8>>) -> Address<c_char> {
+        let text = c_text(text);
+        let address = Address::of(text.as_ptr());
+        self.0.push(text);
+        address
     }
+
+    /// Keeps a text that may be missing; its address is null then.
+    pub(crate) fn keep_optional(&mut self, text: Option<impl Into<Vec<u8>>>) -> Address<c_char> {
+        text.map_or(Address::NULL, |text| self.keep(text))
+    }
+}
+
+/// Keeps an array of structs for the program, with the texts and arrays that they point to.
+pub(crate) fn give_list<T: Send + 'static>(mut list: Vec<T>, owned: impl Send + 'static) -> OwnedAddress<T> {
     if list.is_empty() {
         // It has no memory that an address could name.
         return OwnedAddress::NULL;
     }
     let address = list.as_mut_ptr();
-    BLOCKS.lock().insert(address.addr(), MemoryBlock::Subvolumes(list, paths));
+    BLOCKS.lock().insert(address.addr(), MemoryBlock::Structs(Box::new((list, owned))));
     OwnedAddress::of(address)
+}
+
+/// Keeps a struct for the program, as [`give_list`].
+pub(crate) fn give_struct<T: Send + 'static>(value: T, owned: impl Send + 'static) -> OwnedAddress<T> {
+    give_list(vec![value], owned)
 }
 
 /// Frees a block.

@@ -2,10 +2,11 @@
 
 use std::ffi::{c_int, c_void};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::sync::Arc;
 
 use parking_lot::RwLock;
 use rustix::io::Errno;
-use ubtrfs::{File, OpenOptions};
+use ubtrfs::{File, Filesystem, OpenOptions};
 
 use crate::border::{ErrorPlace, Memory, MemoryRoom, OwnedAddress, ResultPlace, Text};
 use crate::exports::attributes::{UbtrfsMetadata, put_metadata};
@@ -19,12 +20,28 @@ use crate::memory::give_bytes;
 pub enum UbtrfsFile {}
 
 impl HandleKind for UbtrfsFile {
-    // Reads and writes at given offsets share the lock; what uses the position holds it alone.
-    type Object = RwLock<File>;
+    type Object = FileOfProgram;
     const WHAT: &'static str = "the file";
     fn table() -> &'static HandleTable<Self::Object> {
-        static TABLE: HandleTable<RwLock<File>> = HandleTable::new();
+        static TABLE: HandleTable<FileOfProgram> = HandleTable::new();
         &TABLE
+    }
+}
+
+/// A file that a program has open.
+#[derive(Debug)]
+pub struct FileOfProgram {
+    /// Reads and writes at given offsets share the lock; what uses the position holds it alone.
+    pub(crate) file: RwLock<File>,
+    fs: Filesystem,
+    pub(crate) may_read: bool,
+    pub(crate) may_write: bool,
+}
+
+impl FileOfProgram {
+    /// Whether both files are on one filesystem.
+    pub(crate) fn is_on_filesystem_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(self.fs.engine(), other.fs.engine())
     }
 }
 
@@ -74,8 +91,14 @@ pub extern "C" fn ubtrfs_file_open(
         if mode != UBTRFS_DEFAULT_MODE {
             options.mode(check_mode(mode)?);
         }
-        let opened = fs.get()?.open_with(path.path("path")?, &options)?;
-        file.set(Handle::add(RwLock::new(opened))?);
+        let fs = Filesystem::clone(&*fs.get()?);
+        let opened = FileOfProgram {
+            file: RwLock::new(fs.open_with(path.path("path")?, &options)?),
+            fs,
+            may_read: has(UBTRFS_READ),
+            may_write: has(UBTRFS_WRITE | UBTRFS_APPEND),
+        };
+        file.set(Handle::add(opened)?);
         Ok(())
     })
 }
@@ -101,7 +124,7 @@ pub extern "C" fn ubtrfs_file_pread(
         nr_read.needed("nr_read")?;
         data.check(len, "data")?;
         let file = file.get()?;
-        let file = file.read();
+        let file = file.file.read();
         let len = len_in_file(&file, offset, len)?;
         let mut data = data;
         nr_read.set(file.read_at(offset, data.bytes(len, "data")?)?);
@@ -124,7 +147,7 @@ pub extern "C" fn ubtrfs_file_read(
         nr_read.needed("nr_read")?;
         data.check(len, "data")?;
         let file = file.get()?;
-        let mut file = file.write();
+        let mut file = file.file.write();
         let position = file.stream_position()?;
         let len = len_in_file(&file, position, len)?;
         let mut data = data;
@@ -152,7 +175,7 @@ pub extern "C" fn ubtrfs_file_pwrite(
     answer(error, || {
         let bytes = data.bytes(len, "data")?;
         let file = file.get()?;
-        let file = file.read();
+        let file = file.file.read();
         Ok(file.write_all_at(offset, bytes)?)
     })
 }
@@ -164,7 +187,7 @@ pub extern "C" fn ubtrfs_file_write(file: Handle<UbtrfsFile>, data: Memory, len:
     answer(error, || {
         let bytes = data.bytes(len, "data")?;
         let file = file.get()?;
-        let mut file = file.write();
+        let mut file = file.file.write();
         Ok(file.write_all(bytes)?)
     })
 }
@@ -188,7 +211,7 @@ pub extern "C" fn ubtrfs_file_seek(
             _ => return Err(CallFailure::argument(format!("whence is {whence}; give UBTRFS_SEEK_..."))),
         };
         let file = file.get()?;
-        let moved = file.write().seek(to)?;
+        let moved = file.file.write().seek(to)?;
         position.set(moved);
         Ok(())
     })
@@ -207,7 +230,7 @@ pub extern "C" fn ubtrfs_file_next_data(
         start.needed("start")?;
         end.needed("end")?;
         let file = file.get()?;
-        let file = file.read();
+        let file = file.file.read();
         let (first, last) = match file.next_data(offset)? {
             Some(range) => range,
             None => {
@@ -224,7 +247,7 @@ pub extern "C" fn ubtrfs_file_next_data(
 /// Calls the library for an open file.
 fn on_file<T>(file: Handle<UbtrfsFile>, work: impl FnOnce(&File) -> ubtrfs::Result<T>) -> CallResult<T> {
     let file = file.get()?;
-    let done = work(&file.read());
+    let done = work(&file.file.read());
     Ok(done?)
 }
 

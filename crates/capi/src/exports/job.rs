@@ -10,7 +10,7 @@ use crate::border::{ErrorPlace, ResultPlace};
 use crate::failure::{CallResult, answer, status};
 use crate::handles::{Handle, HandleKind, HandleTable};
 
-/// A job: shows how far a send or a receive is, and cancels it, from another thread. Use a job for one operation.
+/// A job: shows how far a long operation is, pauses and cancels it, from another thread. Use a job for one operation.
 #[derive(Debug)]
 pub enum UbtrfsJob {}
 
@@ -27,9 +27,9 @@ impl HandleKind for UbtrfsJob {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct UbtrfsProgress {
-    /// Bytes of the stream so far.
+    /// How much is done. The unit is the byte unless the operation says another.
     pub done: u64,
-    /// All bytes, as far as they are known; otherwise 0.
+    /// All there is to do, as far as it is known; otherwise 0.
     pub total: u64,
     /// 1 if the job was cancelled, otherwise 0.
     pub is_cancelled: u32,
@@ -88,7 +88,7 @@ fn progress_of(found: &JobProgress) -> UbtrfsProgress {
     }
 }
 
-/// Ends the operation of a job soon: it fails with ECANCELED. A signal handler must not call this.
+/// Ends the operation of a job soon: it fails with ECANCELED, except for a scrub. A signal handler must not call this.
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_job_cancel(job: Handle<UbtrfsJob>) -> c_int {
     status(|| {
@@ -97,7 +97,8 @@ pub extern "C" fn ubtrfs_job_cancel(job: Handle<UbtrfsJob>) -> c_int {
     })
 }
 
-/// Pauses the operation of a job, or lets it continue if `pause` is 0.
+/// Pauses the operation of a job, or lets it continue if `pause` is 0. Balances, scrubs and changes of devices do not pause
+/// by this; `ubtrfs_balance_pause` pauses a balance.
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_job_pause(job: Handle<UbtrfsJob>, pause: c_int) -> c_int {
     status(|| {

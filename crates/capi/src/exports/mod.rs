@@ -4,13 +4,19 @@
 
 pub mod archive;
 pub mod attributes;
+pub mod balance;
 pub mod check;
 pub mod device;
 pub mod directory;
 pub mod error;
+pub mod extents;
 pub mod file;
 pub mod filesystem;
 pub mod job;
+pub mod members;
 pub mod names;
+pub mod quota;
+pub mod scrub;
+pub mod space;
 pub mod stream;
 pub mod subvolume;

@@ -57,6 +57,20 @@ pub extern "C" fn ubtrfs_symlink(fs: Handle<UbtrfsFs>, target: Text, link: Text,
     answer(error, || Ok(fs.get()?.symlink(target.path("target")?, link.path("link")?)?))
 }
 
+/// Makes a FIFO, a socket or a device file. `mode` has the type (`S_IFIFO`, `S_IFSOCK`, `S_IFCHR` or `S_IFBLK` of
+/// sys/stat.h) and the permissions. `major` and `minor` are the number of a device file.
+#[unsafe(no_mangle)]
+pub extern "C" fn ubtrfs_mknod(
+    fs: Handle<UbtrfsFs>,
+    path: Text,
+    mode: u32,
+    major: u32,
+    minor: u32,
+    error: ErrorPlace,
+) -> c_int {
+    answer(error, || Ok(fs.get()?.make_node(path.path("path")?, mode, (major, minor))?))
+}
+
 /// Returns the target of a symbolic link. Free it with `ubtrfs_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_readlink(

@@ -1,6 +1,6 @@
 //! Subvolumes and snapshots
 
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 
 use ubtrfs::{SnapshotAccess, Subvolume};
@@ -8,9 +8,9 @@ use ubtrfs::{SnapshotAccess, Subvolume};
 use crate::border::{Address, ErrorPlace, OwnedAddress, ResultPlace, Text};
 use crate::exports::attributes::{UbtrfsTime, time_of};
 use crate::exports::filesystem::{UbtrfsFs, check_flags};
-use crate::failure::{answer, c_text};
+use crate::failure::answer;
 use crate::handles::Handle;
-use crate::memory::give_subvolumes;
+use crate::memory::{KeptTexts, give_list};
 
 /// A description of a subvolume.
 #[repr(C)]
@@ -124,10 +124,26 @@ pub extern "C" fn ubtrfs_subvolume_list(
     })
 }
 
+/// Returns the id of the subvolume that is opened if none is named.
+#[unsafe(no_mangle)]
+pub extern "C" fn ubtrfs_subvolume_default(fs: Handle<UbtrfsFs>, id: ResultPlace<u64>, error: ErrorPlace) -> c_int {
+    answer(error, || {
+        id.needed("id")?;
+        id.set(fs.get()?.default_subvolume()?);
+        Ok(())
+    })
+}
+
+/// Sets the subvolume that is opened if none is named.
+#[unsafe(no_mangle)]
+pub extern "C" fn ubtrfs_subvolume_set_default(fs: Handle<UbtrfsFs>, path: Text, error: ErrorPlace) -> c_int {
+    answer(error, || Ok(fs.get()?.set_default_subvolume(path.path("path")?)?))
+}
+
 fn shown(found: &[Subvolume]) -> OwnedAddress<UbtrfsSubvolume> {
-    let paths: Vec<CString> = found.iter().map(|subvolume| c_text(subvolume.path().as_os_str().as_bytes())).collect();
-    let list = found.iter().map(|subvolume| UbtrfsSubvolume {
-        path: Address::NULL,
+    let mut texts = KeptTexts::default();
+    let one = |subvolume: &Subvolume| UbtrfsSubvolume {
+        path: texts.keep(subvolume.path().as_os_str().as_bytes()),
         id: subvolume.id(),
         parent_id: subvolume.parent_id().unwrap_or(0),
         generation: subvolume.generation(),
@@ -138,6 +154,7 @@ fn shown(found: &[Subvolume]) -> OwnedAddress<UbtrfsSubvolume> {
         is_read_only: subvolume.is_read_only().into(),
         reserved: 0,
         more: [0; 4],
-    });
-    give_subvolumes(list.collect(), paths)
+    };
+    let list = found.iter().map(one).collect();
+    give_list(list, texts)
 }

@@ -26,6 +26,12 @@ const SECTIONS: &[&str] = &[
     "subvolume",
     "job",
     "stream",
+    "balance",
+    "scrub",
+    "members",
+    "space",
+    "quota",
+    "extents",
     "check",
     "archive",
 ];
@@ -132,6 +138,7 @@ fn declaration(rust: &str, name: &str) -> String {
         ("c_void", _) => "void",
         ("Text", _) => return format!("const char *{name}"),
         ("TextList", _) => return format!("const char *const *{name}"),
+        ("NumberList", _) => return format!("const uint64_t *{name}"),
         ("Memory", _) => return format!("const void *{name}"),
         ("MemoryRoom" | "UserPointer", _) => return format!("void *{name}"),
         ("ErrorPlace", _) => return format!("ubtrfs_error **{name}"),
@@ -193,8 +200,12 @@ fn write_item(out: &mut String, item: &HeaderItem) {
     comment(out, "", &item.comment);
     let code = item.code.as_str();
     if let Some(rest) = code.strip_prefix("pub const ") {
-        let (name, value) = rest.split_once(": u32 = ").unwrap();
-        writeln!(out, "#define {name} {}u", value.trim_end_matches(';').replace('_', "")).unwrap();
+        let number = |value: &str| value.trim_end_matches(';').replace('_', "");
+        match (rest.split_once(": u32 = "), rest.split_once(": u64 = ")) {
+            (Some((name, value)), _) => writeln!(out, "#define {name} {}u", number(value)).unwrap(),
+            (_, Some((name, value))) => writeln!(out, "#define {name} UINT64_C({})", number(value)).unwrap(),
+            _ => panic!("{code} is not understood"),
+        }
     } else if let Some(rest) = code.strip_prefix("pub enum ") {
         let name = c_name(rest.strip_suffix(" {}").unwrap());
         writeln!(out, "typedef struct {name} {name};").unwrap();
@@ -306,6 +317,9 @@ fn types_of_rust_are_declared_in_c() {
         ("ResultPlace<UbtrfsMetadata>", "ubtrfs_metadata *x"),
         ("HandleList<UbtrfsDevice>", "ubtrfs_device *const *x"),
         ("Given<UbtrfsTimes>", "const ubtrfs_times *x"),
+        ("ResultPlace<OwnedAddress<UbtrfsScrubReport>>", "ubtrfs_scrub_report **x"),
+        ("Address<u64>", "const uint64_t *x"),
+        ("NumberList", "const uint64_t *x"),
         ("*const UbtrfsProblem", "const ubtrfs_problem *x"),
         ("[u8; 16]", "uint8_t x[16]"),
         ("UbtrfsReadAtFn", "ubtrfs_read_at_fn x"),

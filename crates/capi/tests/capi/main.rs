@@ -11,4 +11,5 @@ mod guide;
 mod header;
 mod installed;
 mod library;
+mod manage;
 mod programs;

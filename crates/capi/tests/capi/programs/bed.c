@@ -451,7 +451,7 @@ static void call_device(void) {
 static void call_names(void) {
   char *text = NULL;
   int exists;
-  switch (below(11)) {
+  switch (below(12)) {
   case 0: CALL(ubtrfs_mkdir, AN_FS, path()); break;
   case 1: CALL(ubtrfs_mkdir_all, AN_FS, path()); break;
   case 2: CALL(ubtrfs_rename, AN_FS, path(), path()); break;
@@ -462,6 +462,7 @@ static void call_names(void) {
   case 7: CALL(ubtrfs_symlink, AN_FS, path(), path()); break;
   case 8: CALL(ubtrfs_readlink, AN_FS, path(), one_in(9) ? NULL : &text); keep_memory(text); break;
   case 9: CALL(ubtrfs_reflink, AN_FS, path(), path()); break;
+  case 10: CALL(ubtrfs_mknod, AN_FS, path(), one_in(2) ? 0010600 : (uint32_t)next(), (uint32_t)number(), (uint32_t)number()); break;
   default: CALL(ubtrfs_exists, AN_FS, path(), one_in(9) ? NULL : &exists); break;
   }
 }
@@ -560,12 +561,12 @@ static void call_directory(void) {
 static void call_subvolume(void) {
   ubtrfs_subvolume *list = NULL;
   size_t nr = 0, i;
-  switch (below(12)) {
+  switch (below(13)) {
   case 0: CALL(ubtrfs_subvolume_create, AN_FS, path()); break;
   case 1: CALL(ubtrfs_snapshot, AN_FS, path(), path(), one_in(4) ? flags() : (uint32_t)below(2)); break;
   case 2: CALL(ubtrfs_subvolume_delete, AN_FS, path()); break;
   case 3: CALL(ubtrfs_subvolume_set_read_only, AN_FS, path(), (int)below(3) - 1); break;
-  case 4:
+  case 4: CALL(ubtrfs_subvolume_set_default, AN_FS, path()); break;
   case 5:
   case 6: CALL(ubtrfs_subvolume_info, AN_FS, path(), one_in(9) ? NULL : &list); keep_memory(list); break;
   default:
@@ -682,6 +683,8 @@ static void call_archive(void) {
   }
 }
 
+#include "bed_manage.h"
+
 static void call_rest(void) {
   void *freed;
   size_t at = below(16);
@@ -734,6 +737,7 @@ static void begin_round(void) {
     ubtrfs_setxattr(fs, "/f", "user.a", buffer, 10, NULL);
     ubtrfs_write_file(fs, "/s/f", buffer, 20000, NULL);
     ubtrfs_snapshot(fs, "/s", "/u", UBTRFS_SNAPSHOT_READ_ONLY, NULL);
+    if (i < 2) ubtrfs_quota_enable(fs, UBTRFS_QUOTA_FULL, NULL);
     pools[FS][i] = fs;
     /* The others stay closed handles. */
     for (kind = FILE_; kind <= DIR_ && i < 2; kind++) {
@@ -773,7 +777,7 @@ int main(int argc, char **argv) {
     case 9: call_file(); break;
     case 10:
     case 11: call_directory(); break;
-    case 12: call_subvolume(); break;
+    case 12: if (one_in(2)) call_manage(); else call_subvolume(); break;
     case 13: if (one_in(3)) call_archive(); else call_stream(); break;
     default: call_rest(); break;
     }

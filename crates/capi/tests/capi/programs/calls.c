@@ -1,48 +1,12 @@
 /*
- * Calls each function of the library in a way that works, and compares the results: calls FOLDER
- * Prints "done". The first result that differs ends the program.
+ * Calls functions of the library in a way that works, and compares the results: calls FOLDER
+ * Prints "done". The program manage.c calls the rest.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <ubtrfs.h>
 #include <unistd.h>
-
-#define EXPECT(condition)                                                      \
-  do {                                                                         \
-    if (!(condition)) {                                                        \
-      fprintf(stderr, "calls.c:%d: not so: %s\n", __LINE__, #condition);       \
-      exit(1);                                                                 \
-    }                                                                          \
-  } while (0)
-
-static ubtrfs_error *error;
-
-/* Expects a success. */
-#define OK(call)                                                               \
-  do {                                                                         \
-    int status_ = (call);                                                      \
-    if (status_ != 0) {                                                        \
-      fprintf(stderr, "calls.c:%d: %s: %d: %s\n", __LINE__, #call, status_, ubtrfs_error_message(error)); \
-      exit(1);                                                                 \
-    }                                                                          \
-    EXPECT(error == NULL);                                                     \
-  } while (0)
-
-/* Expects a failure with a number and a kind, and frees its error. */
-#define FAILS(errno_, kind_, call)                                             \
-  do {                                                                         \
-    int status_ = (call);                                                      \
-    if (status_ != -(errno_) || ubtrfs_error_errno(error) != (errno_) || ubtrfs_error_kind(error) != (kind_)) { \
-      fprintf(stderr, "calls.c:%d: %s: %d, kind %u: %s\n", __LINE__, #call, status_, ubtrfs_error_kind(error), \
-              ubtrfs_error_message(error));                                    \
-      exit(1);                                                                 \
-    }                                                                          \
-    EXPECT(ubtrfs_error_message(error)[0] != 0);                               \
-    EXPECT(ubtrfs_error_free(error) == 0);                                     \
-  } while (0)
+#include "expect.h"
 
 static void errors(ubtrfs_fs *fs) {
   ubtrfs_error *gone;
@@ -93,6 +57,13 @@ static void names(ubtrfs_fs *fs) {
   FAILS(ENOTEMPTY, UBTRFS_ERROR_FAILED, ubtrfs_rmdir(fs, "/dir/a", &error));
   OK(ubtrfs_rmdir(fs, "/dir/a/b", &error));
   OK(ubtrfs_reflink(fs, "/dir/f", "/dir/copy", &error));
+  OK(ubtrfs_mkdir(fs, "/nodes", &error));
+  OK(ubtrfs_mknod(fs, "/nodes/null", 0020666, 1, 3, &error));
+  OK(ubtrfs_stat(fs, "/nodes/null", &st, &error));
+  EXPECT(st.kind == UBTRFS_KIND_CHAR_DEVICE && st.device_major == 1 && st.device_minor == 3);
+  OK(ubtrfs_mknod(fs, "/nodes/pipe", 0010640, 0, 0, &error));
+  FAILS(EEXIST, UBTRFS_ERROR_FAILED, ubtrfs_mknod(fs, "/nodes/pipe", 0010640, 0, 0, &error));
+  FAILS(EINVAL, UBTRFS_ERROR_FAILED, ubtrfs_mknod(fs, "/nodes/dir", 0040755, 0, 0, &error));
 }
 
 static void attributes(ubtrfs_fs *fs) {
@@ -235,6 +206,7 @@ static void subvolumes(ubtrfs_fs *fs, const char *folder) {
   ubtrfs_job *job;
   struct stream whole = {NULL, 0, 0}, difference = {NULL, 0, 0};
   char path[4096];
+  uint64_t id;
   FILE *file;
   void *data;
   size_t nr, len;
@@ -249,6 +221,13 @@ static void subvolumes(ubtrfs_fs *fs, const char *folder) {
   EXPECT(list[0].parent_id == 0 && list[1].parent_id == 5 && list[3].is_read_only == 1);
   OK(ubtrfs_subvolume_info(fs, "/sunday", &one, &error));
   EXPECT(memcmp(one->parent_uuid, list[1].uuid, 16) == 0 && one->id == list[2].id);
+  OK(ubtrfs_subvolume_default(fs, &id, &error));
+  EXPECT(id == 5);
+  OK(ubtrfs_subvolume_set_default(fs, "/sunday", &error));
+  OK(ubtrfs_subvolume_default(fs, &id, &error));
+  EXPECT(id == one->id);
+  OK(ubtrfs_subvolume_set_default(fs, "/", &error));
+  FAILS(EINVAL, UBTRFS_ERROR_FAILED, ubtrfs_subvolume_set_default(fs, "/home/f", &error));
   EXPECT(ubtrfs_free(list) == 0 && ubtrfs_free(one) == 0 && ubtrfs_free(one) == -EINVAL);
 
   OK(ubtrfs_job_new(&job, &error));
