@@ -24,9 +24,11 @@ use crate::exports::stream::{UbtrfsReadFn, UbtrfsWriteFn};
 use crate::failure::{CallFailure, CallResult, c_text};
 
 /// The result of a function in C (C2).
+/// EINTR would make the callers of streams repeat the call, so it ends the operation as a cancellation does.
 fn result_of(status: c_int) -> io::Result<()> {
     match status {
         0 => Ok(()),
+        _ if status == -Errno::INTR.raw_os_error() => Err(Errno::CANCELED.into()),
         -4095..0 => Err(io::Error::from_raw_os_error(-status)),
         _ => Err(Errno::IO.into()),
     }

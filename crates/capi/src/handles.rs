@@ -8,6 +8,8 @@
 //!   another kind, is found.
 //! - H2. An object that a call uses lives until the call ends, although another thread closes its handle.
 //! - H3. Objects are dropped without the lock of their table, because that can take long and call the program.
+//! - H4. Only the process that opened an object uses it. A process that was forked from it has the memory, but not the
+//!   threads.
 
 use std::collections::BTreeMap;
 use std::ptr;
@@ -29,9 +31,10 @@ pub trait HandleKind: Sized + 'static {
     fn table() -> &'static HandleTable<Self::Object>;
 }
 
-/// The open objects of a kind. Tools that look for leaks find the objects through a tree, but not through a hash table.
+/// The open objects of a kind, each with the process that opened it (H4). Tools that look for leaks find the objects
+/// through a tree, but not through a hash table.
 #[derive(Debug)]
-pub struct HandleTable<T>(RwLock<BTreeMap<usize, Arc<T>>>);
+pub struct HandleTable<T>(RwLock<BTreeMap<usize, (u32, Arc<T>)>>);
 
 impl<T> HandleTable<T> {
     pub(crate) const fn new() -> Self {
@@ -64,20 +67,23 @@ impl<K: HandleKind> Handle<K> {
     pub(crate) fn add(object: K::Object) -> CallResult<Self> {
         let number = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |number| number.checked_add(STEP));
         let number = number.map_err(|_last| CallFailure::new(Errno::NFILE, "no handle is left"))?;
-        K::table().0.write().insert(number, Arc::new(object));
+        K::table().0.write().insert(number, (std::process::id(), Arc::new(object)));
         Ok(Self(ptr::without_provenance_mut(number)))
     }
 
     /// The object.
     pub(crate) fn get(self) -> CallResult<Arc<K::Object>> {
-        let found = K::table().0.read().get(&self.0.addr()).map(Arc::clone);
-        found.ok_or_else(|| self.unknown())
+        match K::table().0.read().get(&self.0.addr()) {
+            Some((process, object)) => check_process(*process).map(|()| Arc::clone(object)),
+            None => Err(self.unknown()),
+        }
     }
 
     /// Ends the handle, and returns the object.
     pub(crate) fn take(self) -> CallResult<Arc<K::Object>> {
+        self.get()?;
         let found = K::table().0.write().remove(&self.0.addr());
-        found.ok_or_else(|| self.unknown())
+        found.map(|(_, object)| object).ok_or_else(|| self.unknown())
     }
 
     pub(crate) fn is_null(self) -> bool {
@@ -89,6 +95,14 @@ impl<K: HandleKind> Handle<K> {
             return CallFailure::null(K::WHAT);
         }
         CallFailure::new(Errno::BADF, format!("{} is closed, or is another kind of handle", K::WHAT))
+    }
+}
+
+/// H4
+fn check_process(opened_by: u32) -> CallResult<()> {
+    match opened_by == std::process::id() {
+        true => Ok(()),
+        false => Err(CallFailure::new(Errno::INVAL, "another process opened it, from which this one was forked")),
     }
 }
 

@@ -574,7 +574,8 @@ impl PythonFilesystem {
     /// for the next call.
     fn abort(&self, py: Python<'_>) {
         if let Ok(fs) = self.handle() {
-            py.detach(move || fs.engine().abort_atomic(GIVEN_UP.to_owned()));
+            // Fails if no transaction runs: there is nothing to give up.
+            let _ended = py.detach(move || fs.engine().abort_atomic(GIVEN_UP.to_owned()));
         }
     }
 

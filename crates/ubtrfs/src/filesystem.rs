@@ -426,7 +426,8 @@ impl Filesystem {
     ///
     /// Changes that other threads make meanwhile belong to the transaction. In it, these fail: `sync` and `sync_all`,
     /// making subvolumes and snapshots, and a second transaction. Space that is freed is not available before the end.
-    /// After a transaction that failed, the filesystem cannot be changed: close it, and open it again.
+    /// After a transaction that failed, the filesystem cannot be changed: close it, and open it again. If the transaction
+    /// changed nothing, the filesystem goes on.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -459,7 +460,8 @@ impl Filesystem {
         impl Drop for Undo<'_> {
             fn drop(&mut self) {
                 if !self.is_durable {
-                    self.fs.abort("a transaction failed".to_owned());
+                    // None runs after a commit that failed.
+                    let _ended = self.fs.abort_atomic("a transaction failed".to_owned());
                 }
             }
         }

@@ -346,7 +346,7 @@ pub extern "C" fn ubtrfs_begin(fs: Handle<UbtrfsFs>, error: ErrorPlace) -> c_int
     })
 }
 
-/// Ends a transaction. Its changes are durable on return.
+/// Ends the transaction. Its changes are durable on return. Fails with EINVAL if none runs.
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_commit(fs: Handle<UbtrfsFs>, error: ErrorPlace) -> c_int {
     answer(error, || {
@@ -355,13 +355,13 @@ pub extern "C" fn ubtrfs_commit(fs: Handle<UbtrfsFs>, error: ErrorPlace) -> c_in
     })
 }
 
-/// Gives up the changes of a transaction. The filesystem cannot be changed afterwards: close it, which fails, and open it
-/// again.
+/// Gives up the changes of the transaction, of all threads. The filesystem cannot be changed afterwards: close it, which
+/// fails, and open it again. If nothing was changed, it goes on. Fails with EINVAL if no transaction runs.
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_abort(fs: Handle<UbtrfsFs>, error: ErrorPlace) -> c_int {
     answer(error, || {
-        fs.get()?.engine().abort("the program aborted a transaction".to_owned());
-        Ok(())
+        let given_up = fs.get()?.engine().abort_atomic("the program aborted a transaction".to_owned());
+        given_up.map_err(|failure| engine_failure("abort a transaction", &failure))
     })
 }
 

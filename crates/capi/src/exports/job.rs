@@ -112,10 +112,10 @@ pub extern "C" fn ubtrfs_job_pause(job: Handle<UbtrfsJob>, pause: c_int) -> c_in
     })
 }
 
-/// Closes a job. An operation that uses it goes on.
+/// Closes a job. An operation that uses it goes on, also if it was paused.
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_job_close(job: Handle<UbtrfsJob>, error: ErrorPlace) -> c_int {
-    answer(error, || job.take().map(drop))
+    answer(error, || job.take().map(|job| job.resume()))
 }
 
 /// The job of a call, or a new one.

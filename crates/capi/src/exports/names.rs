@@ -98,7 +98,7 @@ pub extern "C" fn ubtrfs_exists(
 ) -> c_int {
     answer(error, || {
         exists.needed("exists")?;
-        exists.set(fs.get()?.exists(path.path("path")?).into());
+        exists.set(fs.get()?.try_exists(path.path("path")?)?.into());
         Ok(())
     })
 }

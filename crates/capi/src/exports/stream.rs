@@ -17,10 +17,10 @@ use crate::exports::job::{UbtrfsJob, job_of};
 use crate::failure::{CallFailure, CallResult, answer};
 use crate::handles::Handle;
 
-/// Writes all `len` bytes. Returns 0, or a negative errno, which ends the operation.
+/// Writes all `len` bytes. Returns 0, or a negative errno, which ends the operation. -EINTR counts as -ECANCELED.
 pub type UbtrfsWriteFn = Option<unsafe extern "C" fn(user: UserPointer, data: *const c_void, len: usize) -> c_int>;
 /// Reads at most `len` bytes, and writes their number into `nr_read`; 0 at the end. Returns 0, or a negative errno, which
-/// ends the operation.
+/// ends the operation. -EINTR counts as -ECANCELED.
 pub type UbtrfsReadFn =
     Option<unsafe extern "C" fn(user: UserPointer, data: *mut c_void, len: usize, nr_read: *mut usize) -> c_int>;
 

@@ -56,6 +56,16 @@ fn every_function_works_from_c() {
     }
 }
 
+#[test]
+fn calls_at_a_wrong_time_fail_and_lose_nothing() {
+    let dir = TempDir::with_prefix("ubtrfs-capi-misuse-").unwrap();
+    for compiler in [Compiler::Sanitized, Compiler::Clang, Compiler::Cpp] {
+        if let Some(made) = compile(&program("misuse.c"), dir.path(), compiler) {
+            assert_eq!(output_of(&made, &[]), "done\n");
+        }
+    }
+}
+
 /// Compares sizes and offsets in C with those in Rust.
 macro_rules! layouts {
     ($($section:ident::$name:ident { $($field:ident),* })*) => {

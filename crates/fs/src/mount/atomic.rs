@@ -1,6 +1,6 @@
 //! Transactions of several changes, of which a crash or a failure leaves all or none (H1 of `transaction::commit::held`).
 
-use crate::{Fs, Result};
+use crate::{Error, Fs, Result};
 
 impl Fs {
     /// Begins a transaction: later changes, of all threads, become durable together in [`Fs::commit_atomic`]. To undo them,
@@ -25,9 +25,10 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// Some data cannot be written; then nothing is durable, and the transaction still runs. Or the commit fails, after
-    /// which the filesystem is read-only.
+    /// No transaction runs. Or some data cannot be written; then nothing is durable, and the transaction still runs. Or the
+    /// commit fails, after which the filesystem is read-only.
     pub fn commit_atomic(&self) -> Result<()> {
+        self.check_in_transaction()?;
         self.delete_undeleted();
         self.flush_all_data()?;
         self.engine.release_commits();
@@ -36,11 +37,24 @@ impl Fs {
 
     /// Gives up the changes of the transaction: the devices keep the state before it, and the filesystem is read-only
     /// until it is closed. If there are no changes, the transaction ends, and the filesystem goes on.
-    pub fn abort_atomic(&self, reason: String) {
+    ///
+    /// # Errors
+    ///
+    /// No transaction runs; then nothing happens.
+    pub fn abort_atomic(&self, reason: String) -> Result<()> {
+        self.check_in_transaction()?;
         if self.read_only().is_none() && !self.data.has_dirty() && !self.engine.has_changes_of_operations() {
             self.engine.release_commits();
         } else {
             self.abort(reason);
+        }
+        Ok(())
+    }
+
+    fn check_in_transaction(&self) -> Result<()> {
+        match self.engine.holds_commits() {
+            true => Ok(()),
+            false => Err(Error::InvalidArgument("no transaction runs")),
         }
     }
 }

@@ -129,13 +129,15 @@ fn h1_a_transaction_that_changes_nothing_ends_without_a_trace() {
     fs.write_all(file, 0, b"text").unwrap();
     fs.begin_atomic().unwrap();
     assert_eq!(fs.read(file, 0, 4).unwrap(), b"text");
-    fs.abort_atomic("a test".to_owned());
+    fs.abort_atomic("a test".to_owned()).unwrap();
     assert_eq!(fs.read_only(), None);
+    assert_eq!(errno(fs.abort_atomic("a test".to_owned())), Errno::INVAL, "none runs");
+    assert_eq!(errno(fs.commit_atomic()), Errno::INVAL, "none runs");
     fs.write_all(file, 0, b"more").unwrap();
     fs.sync().unwrap();
     fs.begin_atomic().unwrap();
     fs.write_all(file, 0, b"lost").unwrap();
-    fs.abort_atomic("a test".to_owned());
+    fs.abort_atomic("a test".to_owned()).unwrap();
     assert_eq!(errno(fs.write_all(file, 0, b"late")), Errno::ROFS);
     drop(fs);
     let fs = Fs::open(vec![Arc::clone(&device) as Arc<dyn Device>], MountOptions::default()).unwrap();
