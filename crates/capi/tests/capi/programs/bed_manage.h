@@ -185,14 +185,26 @@ static void call_extents(void) {
   if (one_in(3)) options.small_bytes = number();
   if (one_in(3)) options.compress = one_in(3) ? word() : one_in(2) ? "zstd" : "lzo";
   switch (below(8)) {
-  case 0: CALL(ubtrfs_defragment, AN_FS, path(), one_in(3) ? NULL : &options, one_in(3) ? A_JOB : NULL, one_in(3) ? NULL : &result); break;
+  case 0: {
+    /* Holes are walked by the megabyte, and files of the bed can have exabytes of them. */
+    ubtrfs_fs *known = AN_FS;
+    const char *name = path();
+    ubtrfs_metadata st;
+    if (ubtrfs_stat(known, name, &st, NULL) == 0 && st.size >> 40 != 0) break;
+    CALL(ubtrfs_defragment, known, name, one_in(3) ? NULL : &options, one_in(3) ? A_JOB : NULL, one_in(3) ? NULL : &result);
+    break;
+  }
   case 1:
   case 2: CALL(ubtrfs_file_clone_range, A_FILE, at_sector(), A_FILE, at_sector(), at_sector()); break;
   case 3:
-  case 4:
-    CALL(ubtrfs_file_dedupe_range, A_FILE, at_sector(), A_FILE, at_sector(), at_sector(), one_in(3) ? A_JOB : NULL,
+  case 4: {
+    ubtrfs_file *source = A_FILE;
+    ubtrfs_metadata st;
+    if (ubtrfs_file_stat(source, &st, NULL) == 0 && st.size >> 40 != 0) break;
+    CALL(ubtrfs_file_dedupe_range, A_FILE, at_sector(), source, at_sector(), at_sector(), one_in(3) ? A_JOB : NULL,
          one_in(9) ? NULL : &equal);
     break;
+  }
   case 5: {
     /* Filesystems in memory can have exabytes, and devices are told about them by the gigabyte. */
     ubtrfs_fs *known = AN_FS;
