@@ -140,7 +140,7 @@ pub extern "C" fn ubtrfs_export(
     answer(error, || export(fs, from, options, CallbackWriter::new(write, user)?, report))
 }
 
-/// Writes as `ubtrfs_export`, into a file, pipe or socket. The descriptor stays open.
+/// Writes as `ubtrfs_export`, into a file, pipe or socket. The descriptor stays open. SIGPIPE: see `ubtrfs_send_fd`.
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_export_fd(
     fs: Handle<UbtrfsFs>,

@@ -117,7 +117,8 @@ pub extern "C" fn ubtrfs_send(
     answer(error, || send(fs, path, options, &mut CallbackWriter::new(write, user)?, job))
 }
 
-/// Sends as `ubtrfs_send`, into a file, pipe or socket. The descriptor stays open.
+/// Sends as `ubtrfs_send`, into a file, pipe or socket. The descriptor stays open. As write(2) does, a pipe or socket that
+/// nobody reads sends SIGPIPE to the program; a program that ignores the signal gets EPIPE.
 #[unsafe(no_mangle)]
 pub extern "C" fn ubtrfs_send_fd(
     fs: Handle<UbtrfsFs>,
