@@ -16,8 +16,8 @@
  * Threads. Every function may be called by any thread at any time, also with handles that other threads use or close: a
  * call that runs finishes first. Two things are valid only until another call: the entry of a directory until the next
  * call for the directory, and the texts of an error until it is freed. So a thread that shares a directory or an error
- * does not use them while another thread makes such a call. A process that forks uses filesystems in one of the two
- * processes only.
+ * does not use them while another thread makes such a call. A handle belongs to the process that got it: in a process
+ * that is forked from it, every function fails with EINVAL.
  *
  * A filesystem that is not closed is not committed when the program ends: call ubtrfs_close.
  *
@@ -319,12 +319,12 @@ int ubtrfs_read_only_reason(ubtrfs_fs *fs, char **reason, ubtrfs_error **error);
  */
 int ubtrfs_begin(ubtrfs_fs *fs, ubtrfs_error **error);
 
-/** Ends a transaction. Its changes are durable on return. */
+/** Ends the transaction. Its changes are durable on return. Fails with EINVAL if none runs. */
 int ubtrfs_commit(ubtrfs_fs *fs, ubtrfs_error **error);
 
 /**
- * Gives up the changes of a transaction. The filesystem cannot be changed afterwards: close it, which fails, and open it
- * again.
+ * Gives up the changes of the transaction, of all threads. The filesystem cannot be changed afterwards: close it, which
+ * fails, and open it again. If nothing was changed, it goes on. Fails with EINVAL if no transaction runs.
  */
 int ubtrfs_abort(ubtrfs_fs *fs, ubtrfs_error **error);
 
@@ -731,7 +731,7 @@ int ubtrfs_job_cancel(ubtrfs_job *job);
  */
 int ubtrfs_job_pause(ubtrfs_job *job, int pause);
 
-/** Closes a job. An operation that uses it goes on. */
+/** Closes a job. An operation that uses it goes on, also if it was paused. */
 int ubtrfs_job_close(ubtrfs_job *job, ubtrfs_error **error);
 
 /* ---------------------------------------------------------------------------------------------
@@ -741,12 +741,12 @@ int ubtrfs_job_close(ubtrfs_job *job, ubtrfs_error **error);
  * thread than the caller's. They must not call this library on the same filesystem.
  */
 
-/** Writes all len bytes. Returns 0, or a negative errno, which ends the operation. */
+/** Writes all len bytes. Returns 0, or a negative errno, which ends the operation. -EINTR counts as -ECANCELED. */
 typedef int (*ubtrfs_write_fn)(void *user, const void *data, size_t len);
 
 /**
  * Reads at most len bytes, and writes their number into nr_read; 0 at the end. Returns 0, or a negative errno, which
- * ends the operation.
+ * ends the operation. -EINTR counts as -ECANCELED.
  */
 typedef int (*ubtrfs_read_fn)(void *user, void *data, size_t len, size_t *nr_read);
 
@@ -814,7 +814,10 @@ typedef struct ubtrfs_receive_report {
  */
 int ubtrfs_send(ubtrfs_fs *fs, const char *path, const ubtrfs_send_options *options, ubtrfs_write_fn write, void *user, ubtrfs_job *job, ubtrfs_error **error);
 
-/** Sends as ubtrfs_send, into a file, pipe or socket. The descriptor stays open. */
+/**
+ * Sends as ubtrfs_send, into a file, pipe or socket. The descriptor stays open. As write(2) does, a pipe or socket that
+ * nobody reads sends SIGPIPE to the program; a program that ignores the signal gets EPIPE.
+ */
 int ubtrfs_send_fd(ubtrfs_fs *fs, const char *path, const ubtrfs_send_options *options, int fd, ubtrfs_job *job, ubtrfs_error **error);
 
 /**
@@ -1548,7 +1551,7 @@ int ubtrfs_import_fd(ubtrfs_fs *fs, const char *to, const ubtrfs_import_options 
  */
 int ubtrfs_export(ubtrfs_fs *fs, const char *from, const ubtrfs_export_options *options, ubtrfs_write_fn write, void *user, ubtrfs_archive_report *report, ubtrfs_error **error);
 
-/** Writes as ubtrfs_export, into a file, pipe or socket. The descriptor stays open. */
+/** Writes as ubtrfs_export, into a file, pipe or socket. The descriptor stays open. SIGPIPE: see ubtrfs_send_fd. */
 int ubtrfs_export_fd(ubtrfs_fs *fs, const char *from, const ubtrfs_export_options *options, int fd, ubtrfs_archive_report *report, ubtrfs_error **error);
 
 #ifdef __cplusplus

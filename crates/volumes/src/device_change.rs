@@ -60,6 +60,15 @@ pub fn no_device(devid: DevId) -> Error {
 }
 
 impl Volumes {
+    /// Whether this object is a device of the filesystem, or the new device of a running replacement.
+    pub fn uses(&self, device: &dyn Device) -> bool {
+        let is_it = |own: &Arc<dyn Device>| std::ptr::addr_eq(Arc::as_ptr(own), device);
+        let uses = |member: &Arc<Member>| {
+            member.device().is_some_and(is_it) || member.twin().is_some_and(|twin| is_it(twin.device()))
+        };
+        self.members().iter().any(uses)
+    }
+
     /// Why given devices are not used, each in a sentence.
     pub fn not_used(&self) -> Vec<String> {
         self.not_used.lock().clone()

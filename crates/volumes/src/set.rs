@@ -397,7 +397,7 @@ impl Volumes {
         if profile.fits_one_device() {
             let nr_stripes = profile.dev_stripes.into();
             let of = |device: &PlaceableDevice| self.with_space(device, |space| space.allocatable_bytes(nr_stripes));
-            return devices.iter().filter(|device| !device.is_missing).map(of).sum();
+            return devices.iter().filter(|device| !device.is_missing).map(of).fold(0, u64::saturating_add);
         }
         self.allocatable_on_several(&devices, flags, None)
     }
@@ -505,15 +505,6 @@ impl Volumes {
             }
         };
         self.members().into_iter().map(summary).collect()
-    }
-
-    /// Whether this object is a device of the filesystem, or the new device of a running replacement.
-    pub fn uses(&self, device: &dyn Device) -> bool {
-        let is_it = |own: &Arc<dyn Device>| std::ptr::addr_eq(Arc::as_ptr(own), device);
-        let uses = |member: &Arc<Member>| {
-            member.device().is_some_and(is_it) || member.twin().is_some_and(|twin| is_it(twin.device()))
-        };
-        self.members().iter().any(uses)
     }
 
     /// The current device item, which [`Volumes::write_superblock`] also puts into the device's superblock.

@@ -24,12 +24,6 @@ impl Fs {
         Ok(self.engine.add_device(device, job)?)
     }
 
-    /// Whether this filesystem uses a device: it is not closed, and the object is one of its devices, or the new device
-    /// of a running replacement.
-    pub fn uses_device(&self, device: &dyn Device) -> bool {
-        self.is_open() && self.engine.uses_device(device)
-    }
-
     /// Whether this filesystem is a seed: it is never written, and other filesystems build on it.
     pub fn is_seed(&self) -> bool {
         self.engine.superblock().flags & flags::SEEDING != 0

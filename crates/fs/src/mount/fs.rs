@@ -349,9 +349,11 @@ impl Fs {
         done
     }
 
-    /// Whether [`Fs::close`] has not ended yet.
-    pub(crate) fn is_open(&self) -> bool {
-        self.closed.try_lock().is_none_or(|closed| closed.is_none())
+    /// Whether this filesystem uses a device: [`Fs::close`] has not ended yet, and the object is one of the filesystem's
+    /// devices, or the new device of a running replacement.
+    pub fn uses_device(&self, device: &dyn Device) -> bool {
+        let is_open = self.closed.try_lock().is_none_or(|closed| closed.is_none());
+        is_open && self.engine.uses_device(device)
     }
 
     fn close_once(&self) -> Result<()> {

@@ -89,7 +89,8 @@ fn work_as_nobody() {
     let start = |devid| ScrubStart { devid, start: 0, limit: 0, io_priority: None };
     let starts: Vec<ScrubStart> = fs.space_usage().devices.iter().map(|device| start(device.devid)).collect();
     let scrub = fs.scrub(&starts, true, &Job::new()).unwrap();
-    assert!(scrub.devices.iter().all(|device| device.result.is_ok() && device.counts.data_bytes_scrubbed > 0));
+    assert!(scrub.devices.iter().all(|device| device.result.is_ok()), "{scrub:?}");
+    assert!(scrub.devices.iter().any(|device| device.counts.data_bytes_scrubbed > 0), "{scrub:?}");
     let everything = BalanceItem {
         flags: (BalanceFlags::DATA | BalanceFlags::METADATA).bits(),
         data: BalanceArgs::NONE,

@@ -27,6 +27,14 @@ impl Engine {
         self.refuse_own_device(device.as_ref())?;
         let item = self.volumes.new_dev_item(device.as_ref())?;
         check_new_device(device.as_ref(), &item)?;
+        let others = self.devices();
+        let total = others.iter().fold(item.total_bytes, |sum, other| sum.saturating_add(other.total_bytes));
+        if total > TOTAL_BYTES_MAX {
+            return Err(Error::Refused {
+                what: format!("with {} the filesystem would have {total} bytes", device.describe()),
+                hint: "give a smaller device: all together have at most 8 EiB",
+            });
+        }
         ubtrfs_volumes::wipe(device.as_ref(), device.len_bytes())?;
         let devid = item.devid;
         self.device_changes.request(DeviceChange::Add(device, Box::new(item)));
@@ -64,6 +72,9 @@ pub(super) fn check_new_device(device: &dyn Device, item: &DevItem) -> Result<()
     }
     check_can_be_written(device)
 }
+
+/// The most bytes of all devices together, so that sums of sizes have 64 bits.
+const TOTAL_BYTES_MAX: u64 = 1 << 63;
 
 /// Fails for a new device that refuses writes.
 pub(super) fn check_can_be_written(device: &dyn Device) -> Result<()> {

@@ -1,6 +1,7 @@
 //! Extents of files: joining small ones, and sharing them between files.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use ubtrfs_fs::{Defragment, Job};
 
@@ -53,6 +54,7 @@ impl File {
     /// # Errors
     /// `InvalidInput` for ranges that are not aligned, or overlap in one file; `StorageFull`.
     pub fn clone_range(&self, offset: u64, source: &File, source_offset: u64, len_bytes: u64) -> Result<()> {
+        self.refuse_other_filesystem("clone into", source)?;
         let cloned = self.filesystem().engine().clone_range(source.id(), source_offset, self.id(), offset, len_bytes);
         cloned.while_doing("clone into", self.name())
     }
@@ -80,8 +82,17 @@ impl File {
         len_bytes: u64,
         job: &Job,
     ) -> Result<bool> {
+        self.refuse_other_filesystem("deduplicate", source)?;
         let engine = self.filesystem().engine();
         let done = engine.dedupe_range(source.id(), source_offset, self.id(), offset, len_bytes, job);
         done.while_doing("deduplicate", self.name())
+    }
+
+    /// Data is shared inside of a filesystem only: an inode number means another file in another one.
+    fn refuse_other_filesystem(&self, operation: &'static str, source: &Self) -> Result<()> {
+        match Arc::ptr_eq(self.filesystem().engine(), source.filesystem().engine()) {
+            true => Ok(()),
+            false => Err(ubtrfs_fs::Error::CrossDevice).while_doing(operation, self.name()),
+        }
     }
 }

@@ -4,11 +4,12 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use ubtrfs::{Device, Filesystem, Job, MemoryDevice, MkfsOptions, MountOptions, ReceiveOptions};
+use ubtrfs::{Device, Filesystem, Job, MemoryDevice, MkfsOptions, MountOptions, OpenOptions, ReceiveOptions};
 
 const SIZE: u64 = 256 << 20;
 const EBUSY: i32 = 16;
 const EINVAL: i32 = 22;
+const EXDEV: i32 = 18;
 
 fn device() -> Arc<dyn Device> {
     Arc::new(MemoryDevice::new(SIZE))
@@ -114,6 +115,26 @@ fn errors_of_the_input_of_a_receive_keep_their_number() {
         assert_eq!(receive(&mut Fails(number)), number);
     }
     assert_eq!(receive(&mut &b"btrfs-stream\0\x01\0\0\0garbage that is no command"[..]), EINVAL);
+}
+
+#[test]
+fn data_is_shared_inside_of_a_filesystem() {
+    let (one, other) = (Filesystem::make_in_memory(SIZE).unwrap(), Filesystem::make_in_memory(SIZE).unwrap());
+    for fs in [&one, &other] {
+        fs.write("/f", vec![1; 8192]).unwrap();
+    }
+    let (to, from) = (one.open_with("/f", OpenOptions::new().write(true)).unwrap(), other.open("/f").unwrap());
+    assert_eq!(errno(to.clone_range(0, &from, 0, 4096)), EXDEV);
+    assert_eq!(errno(to.dedupe_range(0, &from, 0, 4096, &Job::new())), EXDEV);
+}
+
+#[test]
+fn all_devices_together_have_at_most_8_eib() {
+    let fs = Filesystem::make_in_memory(SIZE).unwrap();
+    for len_bytes in [1 << 63, u64::MAX] {
+        assert_eq!(errno(fs.add_device(Arc::new(MemoryDevice::new(len_bytes)), &Job::new())), EINVAL);
+    }
+    fs.close().unwrap();
 }
 
 #[test]
