@@ -7,8 +7,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ubtrfs::{
-    Caller, File, FileKind, FileTimes, Filesystem, Job, Metadata, MountOptions, OpenOptions, ReceiveOptions,
-    SendOptions, SnapshotAccess, Subvolume, bindings,
+    Caller, CopyEvent, CopyOptions, CopyReport, File, FileKind, FileTimes, Filesystem, Job, Metadata, MountOptions,
+    OpenOptions, OwnerMap, ReceiveOptions, SendOptions, SnapshotAccess, Subvolume, bindings,
 };
 
 use crate::device::PythonDevice;
@@ -246,6 +246,36 @@ fn type_bits(kind: Option<FileKind>) -> u32 {
     }
 }
 
+/// The report of a copy: files, directories, symbolic links, hard links, special files, bytes, and what failed.
+type CopyWords = (u64, u64, u64, u64, u64, u64, Vec<String>);
+
+fn copy_options(keep: bool, owner: Option<(u32, u32)>) -> CopyOptions {
+    let (owners, keep_owner) = (OwnerMap::default(), keep);
+    CopyOptions { keep_owner, keep_times: keep, keep_xattrs: keep, keep_hard_links: keep, owner, owners }
+}
+
+/// What a copy left out.
+#[derive(Default)]
+struct CopyFailures(Mutex<Vec<String>>);
+
+impl CopyFailures {
+    fn note(&self, event: CopyEvent) {
+        let text = match event {
+            CopyEvent::Failed(reason) => reason,
+            CopyEvent::LostAttribute { path, name } => {
+                format!("{}: the attribute {} cannot be set there", path.display(), name.escape_ascii())
+            }
+            _ => return,
+        };
+        self.0.lock().push(text);
+    }
+
+    fn words(self, report: &CopyReport) -> CopyWords {
+        let CopyReport { files, directories, symlinks, hard_links, special_files, bytes, .. } = *report;
+        (files, directories, symlinks, hard_links, special_files, bytes, self.0.into_inner())
+    }
+}
+
 /// An open filesystem.
 #[pyclass(name = "Filesystem", module = "ubtrfs._ubtrfs", frozen)]
 pub(crate) struct PythonFilesystem {
@@ -420,6 +450,38 @@ impl PythonFilesystem {
 
     fn reflink(&self, py: Python<'_>, from: &[u8], to: &[u8]) -> PyResult<()> {
         self.run(py, |fs| fs.reflink(path(from), path(to)))
+    }
+
+    /// Copies a file or directory of the host, with everything below it.
+    fn copy_from_host(
+        &self,
+        py: Python<'_>,
+        host: Vec<u8>,
+        name: &[u8],
+        keep: bool,
+        owner: Option<(u32, u32)>,
+    ) -> PyResult<CopyWords> {
+        let failures = CopyFailures::default();
+        let options = copy_options(keep, owner);
+        let tell = |event| failures.note(event);
+        let report = self.run(py, |fs| fs.copy_from_host(path(&host), path(name), &options, &tell))?;
+        Ok(failures.words(&report))
+    }
+
+    /// Copies a file or directory to the host, with everything below it.
+    fn copy_to_host(
+        &self,
+        py: Python<'_>,
+        name: &[u8],
+        host: Vec<u8>,
+        keep: bool,
+        owner: Option<(u32, u32)>,
+    ) -> PyResult<CopyWords> {
+        let failures = CopyFailures::default();
+        let options = copy_options(keep, owner);
+        let tell = |event| failures.note(event);
+        let report = self.run(py, |fs| fs.copy_to_host(path(name), path(&host), &options, &tell))?;
+        Ok(failures.words(&report))
     }
 
     fn stat(&self, py: Python<'_>, name: &[u8], follow: bool) -> PyResult<PythonStat> {

@@ -49,7 +49,7 @@ from ._manage import (
 from ._mount import Mount, mount
 from ._opening import check, make, make_in_memory, open
 from ._path import Path
-from ._reports import CheckReport, Problem, Subvolume, Usage
+from ._reports import CheckReport, CopyReport, Problem, Subvolume, Usage
 from ._streams import ReceivedSubvolume, ReceiveReport, ReceiveStream, SendStream
 from ._ubtrfs import Job, Stat, __version__
 
@@ -60,6 +60,7 @@ __all__ = [
     "BalanceReport",
     "BalanceStatus",
     "CheckReport",
+    "CopyReport",
     "CorruptionError",
     "DamagedFile",
     "Device",

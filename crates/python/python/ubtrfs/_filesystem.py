@@ -22,7 +22,7 @@ from ._files import open_file, wrap
 from ._manage import Manage
 from ._names import LEADS_NOWHERE, AnyPath, BytesPath, TextPath, encode, shown
 from ._path import Path
-from ._reports import Subvolume, Usage
+from ._reports import CopyReport, Subvolume, Usage
 from ._streams import Progress, ReceiveReport, ReceiveStream, SendStream, receive_all
 from ._ubtrfs import Stat
 
@@ -412,6 +412,38 @@ class Filesystem:
         """The target of a symbolic link."""
         target = self._fs.readlink(encode(path))
         return target if isinstance(shown(path), bytes) else os.fsdecode(target)
+
+    # Copies from and to the host
+
+    def copy_from_host(
+        self, source: AnyPath, path: AnyPath, *, keep: bool = True, owner: tuple[int, int] | None = None
+    ) -> CopyReport:
+        """Copies a file or directory of the host, with everything below it, to `path`.
+
+        With `keep`, the copies keep owners, modes, times, extended attributes and hard links, as with `cp -a`. `owner` is
+        the user and the group of all copies instead. A directory that exists at `path` is completed: other files in it stay.
+        A file that cannot be copied is in the `failures` of the report.
+
+        >>> import pathlib, tempfile
+        >>> fs = make_in_memory(256 << 20)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = pathlib.Path(folder, "f").write_text("text")
+        ...     report = fs.copy_from_host(folder, "/copy", owner=(0, 0))
+        >>> report.files, report.failures, fs.read_bytes("/copy/f")
+        (1, [], b'text')
+        >>> fs.close()
+        """
+        return CopyReport(*self._fs.copy_from_host(os.fsencode(source), encode(path), keep, owner))
+
+    def copy_to_host(
+        self, path: AnyPath, target: AnyPath, *, keep: bool = True, owner: tuple[int, int] | None = None
+    ) -> CopyReport:
+        """Copies a file or directory, with everything below it, to `target` on the host; otherwise as `copy_from_host`.
+
+        Nothing outside of `target` is changed. With root's rights, set-user-id files and device files of an image that you do
+        not trust are made, too: copy to where other users cannot reach them, or give an `owner`.
+        """
+        return CopyReport(*self._fs.copy_to_host(encode(path), os.fsencode(target), keep, owner))
 
     # Attributes
 

@@ -10,7 +10,7 @@ from uuid import UUID
 if TYPE_CHECKING:
     from . import _ubtrfs
 
-__all__ = ["CheckReport", "Problem", "Subvolume", "Usage"]
+__all__ = ["CheckReport", "CopyReport", "Problem", "Subvolume", "Usage"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,23 @@ class Usage:
     total: int
     free: int
     available: int
+
+
+@dataclass(frozen=True)
+class CopyReport:
+    """What a copy from or to the host made."""
+
+    files: int
+    #: Also those that existed.
+    directories: int
+    symlinks: int
+    #: Further names of files that were copied.
+    hard_links: int
+    special_files: int
+    #: Of file data, without holes.
+    bytes: int
+    #: Files that were not copied, or not with all attributes: the reasons.
+    failures: list[str]
 
 
 @dataclass(frozen=True)
