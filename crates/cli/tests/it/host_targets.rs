@@ -114,7 +114,9 @@ fn a_copy_without_its_owner_loses_the_set_ids() {
     ok(ubtrfs(&["cp", "-a", &format!("{}:/", text(&bed.join("set.img"))), &text(&bed.join("of-root"))]));
     fs::copy(env!("CARGO_BIN_EXE_ubtrfs"), bed.join("ubtrfs")).unwrap();
     fs::create_dir(bed.join("work")).unwrap();
-    fs::set_permissions(bed.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    for (path, mode) in [(bed.dir.path().to_owned(), 0o755), (bed.join("set.img"), 0o644)] {
+        fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    }
     std::os::unix::fs::chown(bed.join("work"), Some(65534), Some(65534)).unwrap();
     let copied = Command::new("setpriv")
         .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"])
