@@ -6,7 +6,7 @@
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use ubtrfs_fs::{Attr, InodeId, NewInode, SeekWhence, SetAttr};
+use ubtrfs_fs::{Attr, FileExtentInfo, InodeId, NewInode, SeekWhence, SetAttr};
 
 use crate::Filesystem;
 use crate::error::{Error, Result, ResultExt};
@@ -400,6 +400,30 @@ impl File {
         };
         let Some(start) = seek(offset, SeekWhence::Data)? else { return Ok(None) };
         Ok(seek(start, SeekWhence::Hole)?.map(|end| (start, end)))
+    }
+
+    /// Returns the extents of the file and where they are, as `filefrag -v` shows them: first those of the last commit,
+    /// in the order of the file, and then data that is not written yet. Holes are listed only if the filesystem stores
+    /// them.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.write("/f", vec![1; 1 << 20])?;
+    /// fs.sync()?;
+    /// fs.reflink("/f", "/copy")?;
+    /// // Copies without data have the same places.
+    /// let places = |path: &str| -> ubtrfs::Result<Vec<_>> {
+    ///     Ok(fs.open(path)?.extents()?.iter().map(|extent| extent.disk_bytenr).collect())
+    /// };
+    /// assert_eq!(places("/f")?, places("/copy")?);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Damage of the file's extents; `InvalidInput` for a directory.
+    pub fn extents(&self) -> Result<Vec<FileExtentInfo>> {
+        self.fs.engine().extents(self.id).while_doing("list the extents of", &self.path)
     }
 
     fn check(&self, operation: &'static str, allowed: bool) -> Result<()> {

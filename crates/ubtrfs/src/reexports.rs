@@ -207,6 +207,31 @@ pub use ubtrfs_fs::CompressSpec;
 #[doc(inline)]
 pub use ubtrfs_fs::Error as FsError;
 /// ```
+/// # fn main() -> ubtrfs::Result<()> {
+/// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+/// use ubtrfs::FileExtentInfo;
+///
+/// fs.write("/f", vec![1; 1 << 20])?;
+/// fs.sync()?;
+/// let FileExtentInfo { offset, len_bytes, .. } = fs.open("/f")?.extents()?[0];
+/// assert_eq!((offset, len_bytes), (0, 1 << 20));
+/// # Ok(()) }
+/// ```
+#[doc(inline)]
+pub use ubtrfs_fs::FileExtentInfo;
+/// ```
+/// # fn main() -> ubtrfs::Result<()> {
+/// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+/// use ubtrfs::FileExtentKind;
+///
+/// fs.write("/small", "text")?;
+/// fs.sync()?;
+/// assert_eq!(fs.open("/small")?.extents()?[0].kind, FileExtentKind::Inline);
+/// # Ok(()) }
+/// ```
+#[doc(inline)]
+pub use ubtrfs_fs::FileExtentKind;
+/// ```
 /// use ubtrfs::{Caller, FlagRights};
 ///
 /// assert_eq!(Caller::ROOT.flag_rights(), FlagRights { as_owner: true, immutable: true });
