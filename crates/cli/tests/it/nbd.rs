@@ -669,6 +669,14 @@ impl Writer {
         }
     }
 
+    /// Waits for so many promises, at most half a minute.
+    fn await_promises(&self, wanted: u64) {
+        let begun = Instant::now();
+        while self.promised() < wanted && begun.elapsed() < Duration::from_secs(30) {
+            sleep(Duration::from_millis(5));
+        }
+    }
+
     /// The last number that was promised.
     fn promised(&self) -> u64 {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
@@ -711,6 +719,7 @@ fn everything_promised_is_there_after_the_server_was_killed() {
         done(&ubtrfs(["mount", &url, &text(&dir)]));
         let mut writer = Writer::start(&bed, &dir.join(format!("round{round}")));
         sleep(Duration::from_millis(100 + rng.below(400)));
+        writer.await_promises(rng.below(5));
         server.kill();
         assert_eq!(writer.wait().code(), Some(3), "round {round}: a write succeeds without a server");
         let unmounted = ubtrfs(["umount", &text(&dir)]);
@@ -718,8 +727,7 @@ fn everything_promised_is_there_after_the_server_was_killed() {
         assert!(unmounted.status.success() || said.contains("may be lost"), "round {round}: {said}");
         // From the file: first as it was left, then with its log replayed.
         done(&ubtrfs(["check", &text(&image)]));
-        let copy = bed.path("copy");
-        let promised = writer.promised();
+        let (copy, promised) = (bed.path("copy"), writer.promised());
         if promised > 0 {
             done(&ubtrfs(["cp", "-r", &format!("{}:/round{round}", text(&image)), &text(&copy)]));
             verify(&copy, promised);
@@ -754,10 +762,7 @@ fn programs_notice_nothing_when_one_server_of_a_raid1_is_killed() {
         let before = writer.promised();
         let lost = usize::try_from(rng.below(2)).unwrap();
         servers[lost].kill();
-        let begun = Instant::now();
-        while writer.promised() < before + 20 && begun.elapsed() < Duration::from_secs(30) {
-            sleep(Duration::from_millis(20));
-        }
+        writer.await_promises(before + 20);
         fs::write(&writer.stop, "").unwrap();
         let ended = writer.wait();
         assert!(ended.success(), "round {round}, server {lost}: {ended}");
@@ -766,14 +771,12 @@ fn programs_notice_nothing_when_one_server_of_a_raid1_is_killed() {
         verify(&dir.join("files"), promised);
         done(&ubtrfs(["umount", &text(&dir)]));
         // The other server's image has all of it.
-        let left = text(&images[1 - lost]);
-        let lost_path = images[lost].with_extension("lost");
+        let (left, lost_path) = (text(&images[1 - lost]), images[lost].with_extension("lost"));
         fs::rename(&images[lost], &lost_path).unwrap();
-        let checked = ubtrfs(["check", "-o", "degraded", &left]);
-        assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+        let succeeded = |output: &Output| assert!(output.status.success(), "{output:?}");
+        succeeded(&ubtrfs(["check", "-o", "degraded", &left]));
         let copy = bed.path("copy");
-        let copied = ubtrfs(["cp", "-o", "degraded", "-r", &format!("{left}:/files"), &text(&copy)]);
-        assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
+        succeeded(&ubtrfs(["cp", "-o", "degraded", "-r", &format!("{left}:/files"), &text(&copy)]));
         verify(&copy, promised);
         fs::remove_dir_all(&copy).unwrap();
         fs::rename(&lost_path, &images[lost]).unwrap();
