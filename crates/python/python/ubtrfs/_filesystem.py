@@ -20,7 +20,7 @@ from . import _ubtrfs
 from ._entries import DirEntry
 from ._files import open_file, wrap
 from ._manage import Manage
-from ._names import LEADS_NOWHERE, AnyPath, BytesPath, TextPath, encode, shown
+from ._names import LEADS_NOWHERE, AnyPath, BytesPath, HostPath, TextPath, encode, shown
 from ._path import Path
 from ._reports import CopyReport, Subvolume, Usage
 from ._streams import Progress, ReceiveReport, ReceiveStream, SendStream, receive_all
@@ -416,7 +416,7 @@ class Filesystem:
     # Copies from and to the host
 
     def copy_from_host(
-        self, source: AnyPath, path: AnyPath, *, keep: bool = True, owner: tuple[int, int] | None = None
+        self, source: HostPath, path: AnyPath, *, keep: bool = True, owner: tuple[int, int] | None = None
     ) -> CopyReport:
         """Copies a file or directory of the host, with everything below it, to `path`.
 
@@ -424,8 +424,8 @@ class Filesystem:
         the user and the group of all copies instead. A directory that exists at `path` is completed: other files in it stay.
         A file that cannot be copied is in the `failures` of the report.
 
-        >>> import pathlib, tempfile
-        >>> fs = make_in_memory(256 << 20)
+        >>> import pathlib, tempfile, ubtrfs
+        >>> fs = ubtrfs.make_in_memory(256 << 20)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = pathlib.Path(folder, "f").write_text("text")
         ...     report = fs.copy_from_host(folder, "/copy", owner=(0, 0))
@@ -436,7 +436,7 @@ class Filesystem:
         return CopyReport(*self._fs.copy_from_host(os.fsencode(source), encode(path), keep, owner))
 
     def copy_to_host(
-        self, path: AnyPath, target: AnyPath, *, keep: bool = True, owner: tuple[int, int] | None = None
+        self, path: AnyPath, target: HostPath, *, keep: bool = True, owner: tuple[int, int] | None = None
     ) -> CopyReport:
         """Copies a file or directory, with everything below it, to `target` on the host; otherwise as `copy_from_host`.
 

@@ -9,6 +9,8 @@ from typing import Union
 from ._path import Path
 
 AnyPath = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]", Path]
+#: A path of the host.
+HostPath = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 BytesPath = Union[bytes, "os.PathLike[bytes]"]
 TextPath = Union[str, "os.PathLike[str]", Path]
 
