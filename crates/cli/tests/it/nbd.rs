@@ -712,8 +712,7 @@ fn everything_promised_is_there_after_the_server_was_killed() {
     let (image, socket, url) = (bed.image("image"), bed.path("socket"), bed.url("socket"));
     let dir = bed.mount_point();
     done(&ubtrfs(["mkfs", "-q", &text(&image)]));
-    let mut rng = Rng::new(Rng::seed_or(35));
-    let mut nr_promised = 0;
+    let (mut rng, mut nr_promised) = (Rng::new(Rng::seed_or(35)), 0);
     for round in 0..rounds(20) {
         let mut server = Server::qemu_nbd(&image, &socket);
         done(&ubtrfs(["mount", &url, &text(&dir)]));
